@@ -1,0 +1,1 @@
+"""Reinforcement learning in JAX, from the physics to the gradient."""

@@ -1,0 +1,26 @@
+"""Algorithms by name. Each module has a dataclass ``Config`` and ``make(config, spec, pool)``."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+from jaxrl_scale.types import UserError
+
+_NAMES = ("ppo",)
+
+
+def names() -> tuple[str, ...]:
+    return _NAMES
+
+
+def get(name: str) -> ModuleType:
+    """The algorithm's module; `UserError` for a name that is none."""
+    if name not in _NAMES:
+        from jaxrl_scale.config import nearest
+
+        raise UserError(
+            f"algorithm {name!r} does not exist{nearest(name, _NAMES)}; there are: "
+            + ", ".join(_NAMES)
+        )
+    return importlib.import_module(f"jaxrl_scale.algos.{name}")

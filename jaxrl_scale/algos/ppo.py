@@ -1,0 +1,351 @@
+"""Proximal policy optimisation with a clipped objective, https://arxiv.org/abs/1707.06347.
+
+Everything that is averaged (gradients, advantage moments, losses, observation statistics) is
+a sum and a count over all shards of all devices, so the number of devices changes nothing.
+Minibatches have a fixed *size*: growing ``num_envs`` grows their number and leaves the inner
+loop as it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.flatten_util import ravel_pytree
+
+from jaxrl_scale import networks, normalize, returns
+from jaxrl_scale import config as cfg
+from jaxrl_scale.config import option
+from jaxrl_scale.permute import permutation
+from jaxrl_scale.types import Algorithm, Array, EnvSpec, Key, Metrics, Pool, PyTree, Rollout
+
+
+@dataclass(frozen=True)
+class Config:
+    """PPO's own options."""
+
+    name: ClassVar[str] = "ppo"
+
+    learning_rate: float = option(3e-4, "Adam's step size", low=0)
+    lr_schedule: Literal["constant", "linear", "cosine"] = option(
+        "linear", "learning rate over the run, from learning_rate towards 0"
+    )
+    gamma: float = option(0.99, "discount", low=0, high=1)
+    gae_lambda: float = option(0.95, "λ of the advantage estimator", low=0, high=1)
+    epochs: int = option(4, "passes over a rollout", low=1)
+    minibatch_size: int = option(2048, "samples of a gradient step, over all devices", low=1)
+    clip_epsilon: float = option(0.2, "how far the likelihood ratio may move", low=0)
+    clip_value: bool = option(False, "clip the value loss by clip_epsilon too")
+    entropy_coef: float = option(0.01, "weight of the entropy bonus", low=0)
+    value_coef: float = option(0.5, "weight of the value loss", low=0)
+    max_grad_norm: float = option(0.5, "the gradient's norm is clipped here", low=0)
+    adam_epsilon: float = option(1e-5, "Adam's ε", low=0)
+    normalize_advantages: bool = option(True, "per minibatch, moments pooled over all shards")
+    normalize_observations: bool = option(False, "by running statistics pooled over all shards")
+    scale_rewards: bool = option(False, "by the running deviation of the discounted return")
+    target_kl: float | None = option(
+        None, "end an iteration's updates where the KL divergence exceeds 1.5 times this", low=0
+    )
+
+    @property
+    def depends_on_budget(self) -> bool:
+        """Whether a longer run differs from a shorter one before the shorter one ends."""
+        return self.lr_schedule != "constant"
+
+    def check(self, config: cfg.Config) -> None:
+        cfg.check_minibatches(config, self.minibatch_size)
+
+
+class Hyper(NamedTuple):
+    """The options that are plain numbers: traced, so that a population may differ in them."""
+
+    learning_rate: Array
+    gamma: Array
+    gae_lambda: Array
+    clip_epsilon: Array
+    entropy_coef: Array
+    value_coef: Array
+    max_grad_norm: Array
+    adam_epsilon: Array
+    target_kl: Array
+
+
+class Shared(NamedTuple):
+    hyper: Hyper
+    params: PyTree
+    optimizer: PyTree  # of the flattened parameters [N]
+    iteration: Array  # [] int32
+    observation: normalize.Statistics
+    discounted: normalize.Statistics  # of the running discounted return
+
+
+class Actor(NamedTuple):
+    params: PyTree
+    observation: normalize.Statistics
+
+
+class Samples(NamedTuple):
+    """What the loss reads of every step, ``[n, ...]``; ``n = T * B`` or a minibatch of it."""
+
+    obs: Array
+    action: Array
+    log_prob: Array
+    value: Array
+    advantage: Array
+    target: Array
+    valid: Array
+
+
+def loss(
+    network: networks.Network, config: Config, hyper: Hyper, params: PyTree, batch: Samples
+) -> tuple[Array, dict[str, Array]]:
+    """The PPO loss and its parts, as *sums* over the valid samples (equation 9 of the paper).
+
+    ``batch.advantage`` is already normalised. Divide by the number of valid samples of all
+    shards for the mean.
+    """
+    policy, value = network.apply(params, batch.obs)
+    log_ratio = network.policy.log_prob(policy, batch.action) - batch.log_prob
+    ratio = jnp.exp(log_ratio)
+    clipped = jnp.clip(ratio, 1 - hyper.clip_epsilon, 1 + hyper.clip_epsilon)
+    policy_loss = -jnp.minimum(ratio * batch.advantage, clipped * batch.advantage)
+
+    value_loss = 0.5 * jnp.square(value - batch.target)
+    if config.clip_value:
+        near = batch.value + jnp.clip(
+            value - batch.value, -hyper.clip_epsilon, hyper.clip_epsilon
+        )
+        value_loss = jnp.maximum(value_loss, 0.5 * jnp.square(near - batch.target))
+
+    parts = {
+        "policy_loss": policy_loss,
+        "value_loss": value_loss,
+        "entropy": network.policy.entropy(policy),
+        # http://joschu.net/blog/kl-approx.html, the low-variance k3
+        "approx_kl": ratio - 1 - log_ratio,
+        "clip_fraction": (jnp.abs(ratio - 1) > hyper.clip_epsilon).astype(jnp.float32),
+    }
+    sums = {name: jnp.where(batch.valid, part, 0.0).sum() for name, part in parts.items()}
+    total = (
+        sums["policy_loss"]
+        + hyper.value_coef * sums["value_loss"]
+        - hyper.entropy_coef * sums["entropy"]
+    )
+    return total, {"loss": total, **sums}
+
+
+def scheduled(config: Config, learning_rate: Array, progress: Array) -> Array:
+    """The learning rate after ``progress`` (0 to 1) of the run."""
+    if config.lr_schedule == "linear":
+        return learning_rate * (1 - progress)
+    if config.lr_schedule == "cosine":
+        return learning_rate * 0.5 * (1 + jnp.cos(jnp.pi * progress))
+    return learning_rate
+
+
+def make(config: cfg.Config, spec: EnvSpec, pool: Pool) -> Algorithm:
+    """PPO for one environment, on whatever shards ``pool`` stands for."""
+    own: Config = config.algo
+    network = networks.make(config, spec)
+    num_minibatches = config.steps_per_iteration // own.minibatch_size
+
+    def optimizer(hyper: Hyper, learning_rate: Array) -> optax.GradientTransformation:
+        return optax.chain(
+            optax.clip_by_global_norm(hyper.max_grad_norm),
+            optax.scale_by_adam(eps=hyper.adam_epsilon),
+            optax.scale(-learning_rate),
+        )
+
+    def init_shared(key: Key) -> Shared:
+        target_kl = jnp.inf if own.target_kl is None else own.target_kl
+        numbers = {name: getattr(own, name) for name in Hyper._fields} | {"target_kl": target_kl}
+        hyper = Hyper(**{name: jnp.float32(number) for name, number in numbers.items()})
+        params = network.init(key)
+        return Shared(
+            hyper=hyper,
+            params=params,
+            optimizer=optimizer(hyper, hyper.learning_rate).init(ravel_pytree(params)[0]),
+            iteration=jnp.zeros((), jnp.int32),
+            observation=normalize.init_statistics(spec.observation_shape),
+            discounted=normalize.init_statistics(),
+        )
+
+    def init_local(key: Key, shard_index: Array) -> Array:
+        return jnp.zeros(config.envs_per_shard)  # running discounted returns
+
+    def observe(statistics: normalize.Statistics, obs: Array) -> Array:
+        return normalize.normalize(statistics, obs) if own.normalize_observations else obs
+
+    def act(
+        actor: Actor, local: Array, carry: PyTree, obs: Array, is_first: Array, key: Key
+    ) -> tuple[Array, PyTree, Array]:
+        policy, _ = network.apply(actor.params, observe(actor.observation, obs))
+        action = network.policy.sample(key, policy)
+        return action, carry, network.policy.log_prob(policy, action)
+
+    def play(
+        actor: Actor, carry: PyTree, obs: Array, is_first: Array, key: Key, greedy: bool
+    ) -> tuple[Array, PyTree]:
+        policy, _ = network.apply(actor.params, observe(actor.observation, obs))
+        mode, sample = network.policy.mode, network.policy.sample
+        return mode(policy) if greedy else sample(key, policy), carry
+
+    def scale_rewards(
+        shared: Shared, local: Array, rollout: Rollout
+    ) -> tuple[Array, Array, normalize.Statistics]:
+        """Rewards divided by the deviation of the discounted return, [S, T, B]."""
+        if not own.scale_rewards:
+            return rollout.reward, local, shared.discounted
+        totals, local = pool.map(
+            lambda start, reward, ended: returns.running_discounted_return(
+                start, reward, ended, shared.hyper.gamma
+            ),
+            local,
+            rollout.reward,
+            rollout.terminated | rollout.truncated,
+        )
+        # Nothing acts on scaled rewards, so this rollout's own moments may count already.
+        discounted = normalize.merge(
+            shared.discounted, *normalize.pooled_moments(pool, totals, rollout.valid)
+        )
+        scale = 1 / jnp.sqrt(discounted.variance + 1e-8)
+        return pool.map(lambda reward: reward * scale, rollout.reward), local, discounted
+
+    def update(
+        shared: Shared, local: Array, rollout: Rollout, key: Key
+    ) -> tuple[Shared, Array, Metrics]:
+        hyper = shared.hyper
+        reward, local, discounted = scale_rewards(shared, local, rollout)
+
+        def shard_samples(rollout: Rollout, reward: Array) -> Samples:
+            obs = observe(shared.observation, rollout.obs)
+            _, value = network.apply(shared.params, obs)
+            advantage = returns.gae(
+                value,
+                reward,
+                rollout.terminated,
+                rollout.truncated,
+                rollout.valid,
+                hyper.gamma,
+                hyper.gae_lambda,
+            )
+            samples = Samples(
+                obs=obs[:-1],
+                action=rollout.action,
+                log_prob=rollout.extras,
+                value=value[:-1],
+                advantage=advantage,
+                target=advantage + value[:-1],
+                valid=rollout.valid,
+            )
+            return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), samples)
+
+        samples = pool.map(shard_samples, rollout, reward)  # [S, n, ...]
+        n = samples.valid.shape[1]
+
+        # Within a shard, so that the same samples meet whatever the number of devices.
+        orders = pool.map(
+            lambda index: permutation(jax.random.fold_in(key, index), n, own.epochs),
+            pool.shard_index(),
+        ).reshape(-1, own.epochs, num_minibatches, n // num_minibatches)
+
+        # Advantages do not change within an iteration, so the moments of all its minibatches
+        # travel together, [epochs, num_minibatches].
+        count, mean, variance = normalize.pooled_moments(
+            pool,
+            *pool.map(
+                lambda samples, order: (samples.advantage[order], samples.valid[order]),
+                samples,
+                orders,
+            ),
+            axes=(2,),
+        )
+        if not own.normalize_advantages:
+            mean, variance = jnp.zeros_like(mean), jnp.ones_like(variance)
+        scale = 1 / (jnp.sqrt(variance) + 1e-8)
+
+        progress = shared.iteration / config.num_iterations
+        learning_rate = scheduled(own, hyper.learning_rate, progress)
+        optimize = optimizer(hyper, learning_rate)
+        flat_params, unravel = ravel_pytree(shared.params)
+
+        def gradient_step(moving: tuple, minibatch: tuple) -> tuple[tuple, dict[str, Array]]:
+            flat_params, optimizer_state, stopped = moving
+            shuffled, index, count, mean, scale = minibatch
+            share = 1 / jnp.maximum(count, 1)
+
+            def shard_loss(flat_params: Array, batch: Samples) -> tuple[Array, Any]:
+                batch = batch._replace(advantage=(batch.advantage - mean) * scale)
+                total, sums = loss(network, own, hyper, unravel(flat_params), batch)
+                return total * share, jax.tree.map(lambda x: x * share, sums)
+
+            batch = jax.tree.map(lambda x: x[:, index], shuffled)
+            gradient, metrics = pool.grad(shard_loss, flat_params, batch)
+            metrics["grad_norm"] = optax.global_norm(gradient)
+            step, next_state = optimize.update(gradient, optimizer_state)
+            moved = (flat_params + step, next_state)
+            if own.target_kl is not None:  # masks, never leaves early
+                stopped = stopped | (metrics["approx_kl"] > 1.5 * hyper.target_kl)
+                moved = jax.tree.map(
+                    lambda new, old: jnp.where(stopped, old, new),
+                    moved,
+                    (flat_params, optimizer_state),
+                )
+            metrics["updates"] = (~stopped).astype(jnp.float32)
+            return (*moved, stopped), metrics
+
+        def epoch(moving: tuple, this: tuple) -> tuple[tuple, dict[str, Array]]:
+            order, *moments = this
+            shuffled = pool.map(
+                lambda samples, order: jax.tree.map(lambda x: x[order], samples), samples, order
+            )  # [S, num_minibatches, m, ...]
+            return jax.lax.scan(
+                lambda moving, this: gradient_step(moving, (shuffled, *this)),
+                moving,
+                (jnp.arange(num_minibatches), *moments),
+            )
+
+        (flat_params, optimizer_state, _), steps = jax.lax.scan(
+            epoch,
+            (flat_params, shared.optimizer, jnp.zeros((), bool)),
+            (jnp.moveaxis(orders, 0, 1), count, mean, scale),
+        )
+        updates = steps.pop("updates")
+        metrics = {name: value.mean() for name, value in steps.items()}
+        metrics["updates"] = updates.sum()
+        metrics["learning_rate"] = learning_rate
+        metrics["explained_variance"] = explained_variance(pool, samples)
+
+        observation = shared.observation
+        if own.normalize_observations:
+            seen = normalize.pooled_moments(pool, rollout.obs[:, :-1], rollout.valid)
+            observation = normalize.merge(observation, *seen)
+        shared = Shared(
+            hyper=hyper,
+            params=unravel(flat_params),
+            optimizer=optimizer_state,
+            iteration=shared.iteration + 1,
+            observation=observation,
+            discounted=discounted,
+        )
+        return shared, local, metrics
+
+    return Algorithm(
+        init_shared=init_shared,
+        init_local=init_local,
+        init_carry=lambda num_envs: (),
+        actor=lambda shared: Actor(shared.params, shared.observation),
+        act=act,
+        play=play,
+        update=update,
+    )
+
+
+def explained_variance(pool: Pool, samples: Samples) -> Array:
+    """How much of the targets' variance the values explain: 1 is all, 0 no more than a mean."""
+    pair = pool.map(lambda s: jnp.stack([s.target - s.value, s.target], -1), samples)
+    _, _, (unexplained, variance) = normalize.pooled_moments(pool, pair, samples.valid)
+    return 1 - unexplained / jnp.maximum(variance, 1e-8)

@@ -1,0 +1,66 @@
+"""Pictures of environments, drawn with Pillow.
+
+Coordinates are pixels from the lower left corner, x to the right and y upwards; a whole
+number is the middle of a pixel, so that a line there is one crisp row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+Point = tuple[float, float]
+Colour = tuple[int, int, int]
+_OVERSAMPLING = 4
+
+
+class Canvas:
+    """A white picture that shapes are drawn on, at four times its size."""
+
+    def __init__(self, width: int, height: int) -> None:
+        try:
+            from PIL import Image, ImageDraw
+        except ImportError as error:
+            raise ImportError("drawing an environment needs Pillow: pip install pillow") from error
+        self._size = (width, height)
+        large = (width * _OVERSAMPLING, height * _OVERSAMPLING)
+        self._image = Image.new("RGB", large, (255, 255, 255))
+        self._draw = ImageDraw.Draw(self._image)
+
+    def polygon(self, points: Sequence[Point], colour: Colour) -> None:
+        self._draw.polygon(self._large(points), fill=colour)
+
+    def circle(self, center: Point, radius: float, colour: Colour) -> None:
+        x, y = center
+        corners = self._large([(x - radius, y + radius), (x + radius, y - radius)])
+        self._draw.ellipse(corners, fill=colour)
+
+    def line(self, points: Sequence[Point], colour: Colour) -> None:
+        """A line one pixel wide through all points."""
+        self._draw.line(self._large(points), fill=colour, width=_OVERSAMPLING, joint="curve")
+
+    def pixels(self) -> np.ndarray:
+        """The picture, ``[height, width, 3]`` uint8."""
+        from PIL import Image
+
+        return np.asarray(self._image.resize(self._size, Image.Resampling.BOX))
+
+    def _large(self, points: Sequence[Point]) -> list[Point]:
+        right, down = 0.5, self._size[1] - 0.5
+        return [((right + x) * _OVERSAMPLING, (down - y) * _OVERSAMPLING) for x, y in points]
+
+
+def rectangle(
+    low: Point, high: Point, *, angle: float = 0.0, at: Point = (0.0, 0.0)
+) -> list[Point]:
+    """The corners of a rectangle, turned by ``angle`` about the origin and moved to ``at``."""
+    corners = [low, (low[0], high[1]), high, (high[0], low[1])]
+    return [turned(corner, angle=angle, at=at) for corner in corners]
+
+
+def turned(point: Point, *, angle: float, at: Point) -> Point:
+    """``point`` turned by ``angle`` about the origin, against the clock, and moved to ``at``."""
+    cos, sin = math.cos(angle), math.sin(angle)
+    return at[0] + cos * point[0] - sin * point[1], at[1] + sin * point[0] + cos * point[1]

@@ -1,0 +1,138 @@
+"""Environments of gymnax (>= 1.0.1) behind our contract.
+
+Taken from gymnax are ``reset_env`` and ``step_env``, which do not reset themselves, and its
+two ways of ending: ``step_env`` tells natural ends alone (``terminated``), ``is_truncated``
+tells the time limit. The limit stands in ``spec.max_episode_steps`` too; gymnax counts as we
+do, so both fall on the same step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_scale.types import Array, Box, Discrete, EnvSpec, Key, PyTree, TimeStep
+
+
+def make(name: str, **kwargs: Any) -> GymnaxEnv:
+    """Gymnax's ``name``; ``kwargs`` are arguments of its class or fields of its params."""
+    try:
+        import gymnax  # takes seconds: it brings plotting libraries along
+    except ImportError as error:
+        raise ImportError(f"gymnax:{name} needs gymnax>=1.0.1 and six: {error}") from error
+
+    if name not in gymnax.registered_envs:
+        known = list(gymnax.registered_envs)
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+        raise ValueError(
+            f"gymnax has no environment {name!r}. Did you mean 'gymnax:{near[0]}'? "
+            f"It has {', '.join(known)}"
+        )
+    env, params = gymnax.make(name)
+    arguments = set(inspect.signature(type(env)).parameters)
+    fields = {field.name for field in dataclasses.fields(params)} - arguments
+    if unknown := sorted(set(kwargs) - arguments - fields):
+        raise ValueError(
+            f"environment 'gymnax:{name}' has no parameter {', '.join(unknown)}; "
+            f"its parameters: {', '.join(sorted(arguments | fields))}"
+        )
+    if arguments & set(kwargs):
+        env, params = gymnax.make(name, **{k: kwargs[k] for k in arguments & set(kwargs)})
+    params = dataclasses.replace(params, **{k: kwargs[k] for k in fields & set(kwargs)})
+
+    adapted = GymnaxEnv(f"gymnax:{name}", env, params)
+    if len(adapted.spec.observation_shape) == 3:
+        return GymnaxImageEnv(f"gymnax:{name}", env, params)
+    return adapted
+
+
+class GymnaxEnv:
+    """One environment of gymnax. A discrete observation comes as its one-hot vector."""
+
+    def __init__(self, name: str, env: Any, params: Any) -> None:
+        self._env, self._params = env, params
+        self._classes = getattr(env.observation_space(params), "n", None)
+        _, obs = jax.eval_shape(self.reset, jax.random.key(0))
+        if not hasattr(obs, "shape"):
+            raise ValueError(f"{name} observes {obs}, of which no network here can make use")
+        limit = getattr(params, "max_steps_in_episode", None)
+        self.spec = EnvSpec(
+            id=name,
+            observation_shape=obs.shape,
+            action=_action(name, env.action_space(params)),
+            max_episode_steps=None if limit is None else int(limit),
+            observation_dtype=np.dtype(obs.dtype),
+        )
+
+    def reset(self, key: Key) -> tuple[PyTree, Array]:
+        obs, state = self._env.reset_env(key, self._params)
+        return _settled(state), self._encoded(obs)
+
+    def step(self, key: Key, state: PyTree, action: Array) -> tuple[PyTree, TimeStep]:
+        obs, state, reward, terminated, _ = self._env.step_env(key, state, action, self._params)
+        terminated = jnp.asarray(terminated, bool)
+        truncated = jnp.asarray(self._env.is_truncated(state, self._params), bool)
+        return _settled(state), TimeStep(
+            obs=self._encoded(obs),
+            reward=jnp.asarray(reward).astype(jnp.float32),
+            terminated=terminated,
+            truncated=truncated & ~terminated,
+        )
+
+    def _encoded(self, obs: Any) -> Any:
+        if self._classes is None:
+            return _settled(obs)
+        return jax.nn.one_hot(obs, self._classes, dtype=jnp.float32)
+
+
+class GymnaxImageEnv(GymnaxEnv):
+    """One whose observation is a stack of planes, ``[height, width, planes]``, as MinAtar's."""
+
+    def render(self, state: PyTree) -> np.ndarray:
+        """A frame of about 400 pixels a side, uint8: a colour for every plane, on black.
+
+        Where planes overlap the first is seen, which is the player in MinAtar.
+        """
+        obs = np.asarray(self._env.observe(jax.random.key(0), state, None, self._params))
+        first = np.where((obs > 0).any(axis=2), (obs > 0).argmax(axis=2), obs.shape[2])
+        colours = np.vstack([_hues(obs.shape[2]), np.zeros(3)]).astype(np.uint8)
+        side = max(1, 400 // max(obs.shape[:2]))
+        return np.repeat(np.repeat(colours[first], side, axis=0), side, axis=1)
+
+
+def _hues(count: int) -> np.ndarray:
+    """``count`` bright colours evenly round the colour circle, ``[count, 3]`` in 0 … 255."""
+    phase = np.arange(count)[:, None] / count + np.array([0.0, 1 / 3, 2 / 3])
+    return 150 + 105 * np.cos(2 * np.pi * phase)
+
+
+def _action(name: str, space: Any) -> Discrete | Box:
+    if hasattr(space, "n"):
+        return Discrete(int(space.n))
+    if not hasattr(space, "low"):
+        raise ValueError(f"{name} acts in {space}; Discrete and Box are supported")
+    low, high = np.unique(space.low), np.unique(space.high)
+    if low.size > 1 or high.size > 1:
+        raise ValueError(
+            f"{name} has other bounds for every action ({low} … {high}); one pair fits"
+        )
+    return Box(float(low[0]), float(high[0]), tuple(space.shape))
+
+
+def _settled(tree: PyTree) -> PyTree:
+    """``tree`` as arrays of definite types, so that a scan can carry it.
+
+    gymnax mixes Python numbers into the states that it resets to.
+    """
+
+    def settled(leaf: Any) -> Array:
+        array = jnp.asarray(leaf)
+        return jax.lax.convert_element_type(array, array.dtype)
+
+    return jax.tree.map(settled, tree)

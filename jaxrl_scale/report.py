@@ -1,0 +1,728 @@
+"""A page about one run, or about several compared: ``python -m jaxrl_scale.report RUN_DIR``.
+
+Writes one HTML file that needs nothing else (images are embedded), and the plots beside it as
+PNG. It reads only what a run directory holds, so a run that is still going, or that stopped,
+has a report too. With several seeds a curve is the interquartile mean over them and its band
+the 95 % percentile bootstrap interval over seeds, as in https://arxiv.org/abs/2108.13264.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+if __name__ == "__main__":
+    # It plays one episode of one environment; a GPU is left to those that train.
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import argparse
+import base64
+import io
+import json
+import math
+import re
+import statistics
+import string
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from jaxrl_scale.metrics import Row, read_rows
+from jaxrl_scale.run_directory import io_errors, short
+from jaxrl_scale.terminal import compact, duration, number
+from jaxrl_scale.types import UserError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""Told apart by the colour-blind: https://jfly.uni-koeln.de/color/ (Okabe and Ito)."""
+LINES = ("-", "--", ":", "-.")  # for more runs than colours
+
+CURVE_POINTS = 300
+RESAMPLES = 2000
+EPISODE_BYTES = 2_000_000
+EPISODE_FRAMES = 250
+
+METRICS = {
+    "eval_return": "evaluation return",
+    "length": "episode length",
+    "loss": "loss",
+    "policy_loss": "policy loss",
+    "value_loss": "value loss",
+    "entropy": "entropy",
+    "approx_kl": "approximate KL divergence",
+    "clip_fraction": "clipped fraction",
+    "explained_variance": "explained variance",
+    "grad_norm": "gradient norm",
+    "learning_rate": "learning rate",
+}
+"""The small plots, in this order; an algorithm's other metrics follow under their own names."""
+_NOT_DRAWN = frozenset(
+    "iteration env_steps time wall_seconds compile_seconds steps_per_second episodes return "
+    "return_100 per_seed failed updates".split()
+)
+
+
+# --- what a run left behind -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run directory, read. ``config`` is flat: every value by its command-line name."""
+
+    path: Path
+    label: str
+    color: str
+    line: str
+    config: dict[str, Any]
+    rows: list[Row]
+    summary: dict[str, Any]  # empty while the run is going
+    starts: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def num_seeds(self) -> int:
+        return int(self.config.get("num_seeds", 1))
+
+    @property
+    def iterations(self) -> int:
+        """How many the config asks for."""
+        given = self.config.get("iterations")
+        per_iteration = self.config["num_envs"] * self.config["rollout_length"]
+        return int(given or math.ceil(self.config["total_steps"] / per_iteration))
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """The summary; where there is none yet, what the rows say so far."""
+        last = self.rows[-1]
+        speeds = [row["steps_per_second"] for row in self.rows if row.get("steps_per_second")]
+        so_far = {
+            **{k: last.get(k) for k in ("env_steps", "wall_seconds", "compile_seconds")},
+            "return_100": last.get("return_100"),
+            "steps_per_second": statistics.median(speeds) if speeds else None,
+            "failed": last.get("failed", []),
+            "target_return": self.config.get("target_return"),
+        }
+        return so_far | {k: v for k, v in self.summary.items() if v is not None}
+
+    @property
+    def status(self) -> str:
+        done, total = self.rows[-1]["iteration"], self.iterations
+        if self.summary and done >= total:
+            return str(self.summary.get("status", "done"))
+        state = self.summary.get("status", "no summary yet")
+        return f"{state}: iteration {done:,} of {total:,}"
+
+
+def read_runs(paths: Sequence[Path]) -> list[Run]:
+    """The runs, each once, labelled by as much of their paths as tells them apart."""
+    paths = list(dict.fromkeys(Path(os.path.abspath(path.expanduser())) for path in paths))
+    depth = 1
+    while len({path.parts[-depth:] for path in paths}) < len(paths):
+        depth += 1
+    runs = []
+    for k, path in enumerate(paths):
+        if not (path / "config.json").is_file():
+            what = "is no run directory: it has no config.json"
+            raise UserError(f"{short(path)} {what if path.exists() else 'does not exist'}")
+        rows = read_rows(path / "metrics.jsonl")
+        if not rows:
+            raise UserError(f"{short(path)} has no metrics yet; log_every says when they come")
+        runs.append(
+            Run(
+                path=path,
+                label="/".join(path.parts[-depth:]),
+                color=COLORS[k % len(COLORS)],
+                line=LINES[k // len(COLORS) % len(LINES)],
+                config=_flat(_read_json(path / "config.json")),
+                rows=rows,
+                summary=_read_json(path / "summary.json"),
+                starts=_read_json(path / "run.json").get("starts", []),
+            )
+        )
+    return runs
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise UserError(f"{short(path)} is damaged: {error}") from None
+    return data if isinstance(data, dict) else {}
+
+
+def _flat(config: dict[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in config.items():
+        inner = _flat(value) if isinstance(value, dict) else {}
+        flat |= {f"{name}.{k}": v for k, v in inner.items()} if inner else {name: value}
+    flat = {k: v for k, v in flat.items() if v != {}}
+    if "algo.name" in flat:
+        flat = {"algo": flat.pop("algo.name"), **flat}
+    return flat
+
+
+def config_differences(runs: Sequence[Run]) -> dict[str, list[Any]]:
+    """The keys whose values are not the same in all runs; ``None`` where a run lacks a key.
+    ``run_dir`` is not among them: the run's name says it."""
+    names = dict.fromkeys(name for run in runs for name in run.config if name != "run_dir")
+    values = {name: [run.config.get(name) for run in runs] for name in names}
+    return {name: v for name, v in values.items() if any(x != v[0] for x in v)}
+
+
+# --- curves ---------------------------------------------------------------------------------
+
+
+class Curve(NamedTuple):
+    """A metric over ``R`` rows; NaN where there is no number."""
+
+    steps: np.ndarray  # [R] environment steps of one agent
+    hours: np.ndarray  # [R] wall-clock time
+    center: np.ndarray  # [R] the number, or the interquartile mean over seeds
+    seeds: np.ndarray  # [R, P], failed ones NaN; P is 0 where a row has no number per seed
+
+    def interval(self) -> tuple[np.ndarray, np.ndarray]:
+        """The 95 % intervals of `center` over seeds, ``[R]`` and ``[R]``."""
+        known = np.isfinite(self.center)  # elsewhere some seed has no number yet
+        seeds = np.where(known[:, None], self.seeds, np.nan)
+        low, high = np.array([bootstrap_interval(x[np.isfinite(x)]) for x in seeds]).T
+        return low, high
+
+
+def curve(run: Run, metric: str) -> Curve:
+    """A metric of a run, thinned to `CURVE_POINTS` rows, the last one among them."""
+    stride = math.ceil(len(run.rows) / CURVE_POINTS)
+    rows = run.rows[::-stride][::-1]
+    per_seed = [(row.get("per_seed") or {}).get(metric) for row in rows]
+    width = max((len(values) for values in per_seed if values), default=0)
+    seeds = np.array([_floats(values or [None] * width) for values in per_seed])
+    for values, row in zip(seeds, rows, strict=True):
+        values[row.get("failed", [])] = np.nan
+    return Curve(
+        steps=np.array(_floats(row["env_steps"] for row in rows)) / run.num_seeds,
+        hours=np.array(_floats(row.get("wall_seconds") for row in rows)) / 3600,
+        center=np.array(_floats(row.get(metric) for row in rows)),
+        seeds=seeds,
+    )
+
+
+def bootstrap_interval(values: np.ndarray) -> tuple[float, float]:
+    """The 95 % percentile bootstrap interval of the interquartile mean of ``values``."""
+    if not len(values):
+        return math.nan, math.nan
+    # The same draws for every row: a band's edge is then as smooth as the curves within it.
+    draws = np.random.default_rng(0).integers(0, len(values), (RESAMPLES, len(values)))
+    cut = len(values) // 4
+    means = np.sort(values[draws], axis=1)[:, cut : len(values) - cut].mean(axis=1)
+    low, high = np.percentile(means, (2.5, 97.5))
+    return float(low), float(high)
+
+
+def _floats(values: Iterable[float | None]) -> list[float]:
+    return [math.nan if value is None else float(value) for value in values]
+
+
+def _return_metric(run: Run) -> str:
+    """Runs too short for 100 episodes have only the returns between two rows."""
+    return "return_100" if any(row.get("return_100") is not None for row in run.rows) else "return"
+
+
+# --- plots ----------------------------------------------------------------------------------
+
+
+class Plot(NamedTuple):
+    """An image and the end of its file's name."""
+
+    name: str
+    title: str
+    png: bytes
+
+
+def draw(
+    name: str,
+    title: str,
+    x_label: str,
+    y_label: str,
+    paint: Callable[[Axes], None],
+    legend: Sequence[Run] = (),
+    size: tuple[float, float] = (6.2, 3.9),
+) -> Plot:
+    """A plot in the page's style, drawn by ``paint``; no global state of matplotlib's."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+    from matplotlib.ticker import FuncFormatter
+
+    ink, soft = "#1b1f24", "#5b6470"
+    below = 0.23 * math.ceil(len(legend) / 2)  # inches
+    figure = Figure((size[0], size[1] + below), dpi=160, layout="constrained")
+    axes = figure.add_subplot()
+    paint(axes)
+    axes.set_title(title, loc="left", fontsize=11, fontweight="bold", color=ink, pad=10)
+    axes.set_xlabel(x_label, fontsize=9, color=soft)
+    axes.set_ylabel(y_label, fontsize=9, color=soft)
+    axes.tick_params(labelsize=8.5, labelcolor=soft, color="#c4cad1")
+    axes.grid(color="#e6e9ed", linewidth=0.8)
+    axes.set_axisbelow(True)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in ("left", "bottom"))
+        spine.set_color("#c4cad1")
+    for axis, label in ((axes.xaxis, x_label), (axes.yaxis, y_label)):
+        if "steps" in label:
+            axis.set_major_formatter(FuncFormatter(lambda value, _: compact(value)))
+    if len(legend) > 1:
+        handles = [
+            Line2D([], [], color=r.color, linestyle=r.line, linewidth=2, label=_cut(r.label))
+            for r in legend
+        ]
+        figure.legend(
+            handles=handles, loc="outside lower left", ncols=2, frameon=False, fontsize=8.5
+        )
+    buffer = io.BytesIO()
+    FigureCanvasAgg(figure).print_png(buffer)
+    return Plot(re.sub(r"[^\w.-]+", "-", name), title, buffer.getvalue())
+
+
+def learning_plots(runs: Sequence[Run]) -> list[Plot]:
+    """The returns of each environment's runs, over environment steps and over time."""
+    plots = []
+    for env in dict.fromkeys(run.config["env"] for run in runs):
+        here = [run for run in runs if run.config["env"] == env]
+        curves = [(run, curve(run, _return_metric(run))) for run in here]
+        bands = [c.interval() for _, c in curves]
+        faint = sum(max(1, c.seeds.shape[1]) for _, c in curves) <= 30
+        targets = {run.config.get("target_return") for run in here} - {None}
+        unit, scale = _time_unit(max(np.nanmax(c.hours) for _, c in curves))
+
+        for over in ("steps", "time"):
+
+            def paint(axes: Axes, over: str = over) -> None:
+                for (run, c), (low, high) in zip(curves, bands, strict=True):  # noqa: B023
+                    x = c.steps if over == "steps" else c.hours * scale  # noqa: B023
+                    if c.seeds.shape[1]:
+                        axes.fill_between(x, low, high, color=run.color, alpha=0.18, linewidth=0)
+                        if faint:  # noqa: B023
+                            axes.plot(x, c.seeds, color=run.color, alpha=0.3, linewidth=0.6)
+                    else:
+                        raw = curve(run, "return").center
+                        axes.plot(x, raw, color=run.color, alpha=0.3, linewidth=0.9)
+                    _line(axes, run, x, c.center)
+                for target in sorted(targets):  # noqa: B023
+                    axes.axhline(target, color="#5b6470", linestyle=(0, (4, 3)), linewidth=1)
+                    axes.annotate(
+                        f"target {number(target)}",
+                        (1, target),
+                        (0, 3),
+                        xycoords=("axes fraction", "data"),
+                        textcoords="offset points",
+                        ha="right",
+                        fontsize=8,
+                        color="#5b6470",
+                    )
+
+            by, label = ("environment steps", "environment steps of one agent")
+            if over == "time":
+                by, label = ("wall-clock time", f"wall-clock time ({unit}), compilation included")
+            name, title = f"return-by-{over}-{env}", f"{env}: return by {by}"
+            plots.append(draw(name, title, label, "return", paint, here))
+    return plots
+
+
+def throughput_plots(runs: Sequence[Run]) -> list[Plot]:
+    """Speed over time; with several runs also their speeds and compile times as bars."""
+    curves = [(run, curve(run, "steps_per_second")) for run in runs]
+    unit, scale = _time_unit(max(np.nanmax(c.hours) for _, c in curves))
+
+    def over_time(axes: Axes) -> None:
+        for run, c in curves:
+            _line(axes, run, c.hours * scale, c.center)
+        axes.set_ylim(bottom=0)
+
+    label = f"wall-clock time ({unit})"
+    plots = [draw("throughput", "Throughput over time", label, "steps a second", over_time, runs)]
+    if len(runs) == 1:
+        return plots
+    for key, title, label, text in (
+        ("steps_per_second", "Throughput, without compilation", "steps a second", compact),
+        ("compile_seconds", "Compilation", "seconds", duration),
+    ):
+        values = [run.result.get(key) for run in runs]
+
+        def bars(
+            axes: Axes, values: list[float | None] = values, text: Callable[..., str] = text
+        ) -> None:
+            drawn = axes.barh(
+                range(len(runs)), [v or 0 for v in values], 0.62, color=[r.color for r in runs]
+            )
+            axes.bar_label(drawn, [text(v) for v in values], padding=4, fontsize=8.5)
+            axes.set_yticks(range(len(runs)), [_cut(run.label) for run in runs])
+            axes.invert_yaxis()
+            axes.margins(x=0.16)
+
+        size = (6.2, max(1.9, 1.1 + 0.36 * len(runs)))
+        plots.append(draw(f"bars-{key}", title, label, "", bars, size=size))
+    return plots
+
+
+def metric_plots(runs: Sequence[Run]) -> list[Plot]:
+    """A small plot for each of the metrics that some run has."""
+    found = dict.fromkeys(
+        name
+        for run in runs
+        for row in run.rows
+        for name, value in row.items()
+        if isinstance(value, int | float) and name not in _NOT_DRAWN
+    )
+    plots = []
+    for name in [*(m for m in METRICS if m in found), *(m for m in found if m not in METRICS)]:
+        curves = [(run, curve(run, name)) for run in runs]
+
+        def paint(axes: Axes, curves: list[tuple[Run, Curve]] = curves) -> None:
+            for run, c in curves:
+                _line(axes, run, c.steps, c.center, 1.3)
+
+        title = METRICS.get(name, name.replace("_", " "))
+        plots.append(draw(name, title, "steps of one agent", "", paint, size=(3.6, 2.5)))
+    return plots
+
+
+def _line(axes: Axes, run: Run, x: np.ndarray, y: np.ndarray, width: float = 1.9) -> None:
+    known = np.isfinite(y)  # joined across rows without a number, such as those between evaluations
+    marker = "o" if known.sum() < 3 else None
+    style: dict[str, Any] = {"color": run.color, "linestyle": run.line, "marker": marker}
+    axes.plot(x[known], y[known], linewidth=width, **style)
+
+
+def _time_unit(hours: float) -> tuple[str, float]:
+    """The unit for a time axis, and how many of it an hour has."""
+    return ("hours", 1) if hours > 3 else ("minutes", 60) if hours > 0.05 else ("seconds", 3600)
+
+
+def _cut(label: str, most: int = 34) -> str:
+    return label if len(label) <= most else f"{label[: most // 2]}…{label[-most // 2 + 1 :]}"
+
+
+# --- the episode ----------------------------------------------------------------------------
+
+
+class Episode(NamedTuple):
+    """A rendered episode; ``gif`` is empty where there is none, and ``text`` says why."""
+
+    gif: bytes
+    text: str
+
+
+def episode(run: Run, folder: Path) -> Episode:
+    """``episode.gif`` of the run, or else an episode that its newest checkpoint plays now."""
+    from jaxrl_scale import evaluate
+
+    try:
+        if (saved := run.path / "episode.gif").is_file():
+            gif, text = saved.read_bytes(), "episode.gif of the run directory"
+            if len(gif) > EPISODE_BYTES:
+                import imageio.v3 as iio
+
+                gif, every = _gif(list(iio.imread(gif)[..., :3]), folder)
+                text += f", every {every}. frame" * (every > 1)
+            return Episode(gif, text)
+        agent = evaluate.load(run.path)
+        frames = agent.record()
+        gif, every = _gif(frames, folder)
+    except UserError as error:
+        return Episode(b"", str(error))
+    except Exception as error:  # whatever a foreign environment raises, the report is wanted
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        return Episode(b"", f"the episode could not be recorded ({reason})")
+    text = f"{len(frames) - 1:,} steps, greedy, after iteration {agent.iteration:,}"
+    if run.num_seeds > 1:
+        text += f", seed {run.config.get('seed', 0)}"
+    return Episode(gif, text + f"; every {every}. frame" * (every > 1))
+
+
+def _gif(frames: list[np.ndarray], folder: Path) -> tuple[bytes, int]:
+    """A GIF of at most `EPISODE_BYTES`, and how many frames each of its frames stands for."""
+    from PIL import Image
+
+    from jaxrl_scale.evaluate import write_video
+
+    every, width = math.ceil(len(frames) / EPISODE_FRAMES), min(frames[0].shape[1], 480)
+    path = folder / ".episode.gif"
+    try:
+        while True:
+            height = max(1, round(frames[0].shape[0] * width / frames[0].shape[1]))
+            images = [Image.fromarray(frame).resize((width, height)) for frame in frames[::every]]
+            # A long episode is shown faster than it went by, not as a slide show.
+            write_video(path, [np.asarray(i) for i in images], max(10, round(30 / every)))
+            gif = path.read_bytes()
+            if len(gif) <= EPISODE_BYTES or width < 2:
+                return gif, every
+            every, width = 2 * every, round(0.8 * width)
+    finally:
+        path.unlink(missing_ok=True)
+
+
+# --- the page -------------------------------------------------------------------------------
+
+
+def results(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
+    """Heads and cells (HTML) of the table of results."""
+    heads = "Run,Environment,Algorithm,Seeds,Env steps,Evaluation return,Worst seed,Failed seeds"
+    heads += ",Training return,Wall time,Compile time,Steps/s,Time to target,Peak memory"
+    table = []
+    for run in runs:
+        result = run.result
+        first, count = run.config.get("seed", 0), run.num_seeds
+        failed = ", ".join(str(first + int(m)) for m in result["failed"])
+        scores = [x for x in (result.get("evaluation") or {}).get("per_seed", []) if x is not None]
+        memory = result.get("peak_memory_mb")
+        table.append(
+            [
+                f"{_chip(run)}{escape(run.label)}<small>{escape(run.status)}</small>",
+                escape(str(run.config["env"])),
+                escape(str(run.config.get("algo", "")).upper()),
+                f"{count}<small>{f'{first} to {first + count - 1}' if count > 1 else first}</small>",
+                f"{result['env_steps']:,}",
+                "{}<small>{}</small>".format(*_evaluation(run)),
+                number(min(scores)) if count > 1 and scores else "–",
+                f"{len(result['failed'])}<small>{failed}</small>",
+                number(result["return_100"]),
+                duration(result["wall_seconds"]),
+                duration(result["compile_seconds"]),
+                compact(result["steps_per_second"]),
+                _to_target(run),
+                f"{memory:,.0f} MB" if memory else "–",
+            ]
+        )
+    return heads.split(","), table
+
+
+def _evaluation(run: Run) -> tuple[str, str]:
+    found = run.result.get("evaluation")
+    if not found:
+        return "–", ""
+    low, high = found["ci95"]
+    center = found["iqm" if run.num_seeds > 1 else "mean"]
+    return number(center), f"{number(low)} to {number(high)}"
+
+
+def _to_target(run: Run) -> str:
+    if run.result.get("target_return") is None:
+        return "–"
+    reached = run.result.get("seconds_to_target")
+    if reached is None:
+        return "not reached" if run.summary else "–"
+    return duration(reached)
+
+
+def page(runs: Sequence[Run], plots: dict[str, list[Plot]], episodes: list[Episode]) -> str:
+    """The whole HTML text. ``plots`` are by section, ``episodes`` of the first runs."""
+    one = runs[0] if len(runs) == 1 else None
+    title = one.label if one else f"{len(runs)} runs compared"
+    heads, table = results(runs)
+    parts = [f"<h1>{escape(title)}</h1>"]
+    if one:
+        parts.append(f"<p>{table[0][2]} on {table[0][1]} · {escape(one.status)}</p>{_tiles(one)}")
+    parts += [
+        "<h2>Results</h2>",
+        "<p>Evaluation: undiscounted return of greedy episodes after training. Of several seeds, "
+        "the interquartile mean over them; below it the 95 % bootstrap interval. Steps are those "
+        "of all seeds together; steps a second leave compilation out.</p>",
+        _table(heads, table, "wide", numbers_from=3),
+    ]
+    legend = "".join(f"<li>{_chip(run)}{escape(run.label)}</li>" for run in runs)
+    for section, drawn in plots.items():
+        parts.append(f"<h2>{section}</h2><p>{_NOTES[section]}</p>")
+        small = section == "Training metrics"
+        if small and not one:
+            parts.append(f'<ul class="legend">{legend}</ul>')
+        figures = (_figure(_data("png", plot.png), plot.title) for plot in drawn)
+        parts.append(f'<div class="plots{" small" * small}">{"".join(figures)}</div>')
+    if episodes:
+        parts.append('<h2>An episode</h2><div class="plots episodes">')
+        for run, found in zip(runs, episodes, strict=False):
+            text = f"<b>{escape(run.label)}</b><br>{escape(found.text)}"
+            image = _data("gif", found.gif) if found.gif else ""
+            parts.append(_figure(image, f"an episode of {run.label}", text))
+        parts.append("</div>")
+    parts += ["<h2>Configuration</h2>", *_configuration(runs)]
+    parts += ["<h2>Versions and devices</h2>", _table(*_origins(runs), numbers_from=99)]
+    template = resources.files("jaxrl_scale").joinpath("report.html").read_text()
+    return string.Template(template).substitute(title=escape(title), content="\n".join(parts))
+
+
+_NOTES = {
+    "Learning": "One seed: mean return of the last 100 episodes, and faintly of those since the "
+    "row before. Several: interquartile mean over the seeds that did not fail, its 95 % bootstrap "
+    "interval over them, and thin lines for the seeds where there are few.",
+    "Speed": "Steps of all seeds together.",
+    "Training metrics": "Over environment steps of one agent; of several seeds the interquartile "
+    "mean.",
+}
+
+
+def _tiles(run: Run) -> str:
+    result, (score, interval) = run.result, _evaluation(run)
+    target = result.get("target_return")
+    tiles = [
+        (score, f"evaluation return, {interval}" if interval else "evaluation return: none yet"),
+        (number(result["return_100"]), "training return, last 100 episodes"),
+        (compact(result["steps_per_second"]), "environment steps a second"),
+        (duration(result["wall_seconds"]), f"of which compiling {_compiling(result)}"),
+    ]
+    if target is not None:
+        tiles.insert(1, (_to_target(run), f"time to the target return {number(target)}"))
+    inner = (f'<div class="tile"><b>{big}</b><span>{text}</span></div>' for big, text in tiles)
+    return f'<div class="tiles">{"".join(inner)}</div>'
+
+
+def _compiling(result: dict[str, Any]) -> str:
+    return duration(result["compile_seconds"])
+
+
+def _configuration(runs: Sequence[Run]) -> list[str]:
+    if len(runs) == 1:
+        rows = [[f"<code>{escape(k)}</code>", _value(v)] for k, v in runs[0].config.items()]
+        inner = _table(["Key", "Value"], rows, numbers_from=99)
+        return [f"<details><summary>All {len(rows)} values</summary>{inner}</details>"]
+    different = config_differences(runs)
+    if not different:
+        return ["<p>The configurations are the same.</p>"]
+    rows = [[f"<code>{escape(k)}</code>", *map(_value, v)] for k, v in different.items()]
+    heads = ["Key", *(_chip(run) + escape(run.label) for run in runs)]
+    text = "<p>What differs; all other values are the same.</p>"
+    return [text, _table(heads, rows, numbers_from=99)]
+
+
+def _origins(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
+    """Where the runs ran: by their last starts, since a run may move."""
+    columns = []
+    for run in runs:
+        last = run.starts[-1] if run.starts else {}
+        devices = Counter(map(str, last.get("devices", ())))
+        columns.append(
+            {
+                "devices": ", ".join(f"{n} × {d}" if n > 1 else d for d, n in devices.items()),
+                "starts": len(run.starts) or None,
+                **{k: last.get(k) for k in ("platform", "git_commit", "command")},
+                **last.get("versions", {}),
+            }
+        )
+    names = dict.fromkeys(name for column in columns for name in column)
+    rows = [[escape(n.replace("_", " ")), *(_value(c.get(n)) for c in columns)] for n in names]
+    return ["", *(_chip(run) + escape(run.label) for run in runs)], rows
+
+
+def _value(value: Any) -> str:
+    if value is None or value == "":
+        return "–"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return escape(", ".join(map(str, value)) if isinstance(value, list) else str(value))
+
+
+def _chip(run: Run) -> str:
+    style = {"-": "solid", "--": "dashed", ":": "dotted", "-.": "double"}[run.line]
+    color = "currentColor" if run.color == "#000000" else run.color
+    return f'<span class="chip" style="border-color:{color};border-top-style:{style}"></span>'
+
+
+def _table(heads: list[str], rows: list[list[str]], style: str = "", *, numbers_from: int) -> str:
+    """A table that scrolls sideways; columns from ``numbers_from`` on are numbers."""
+
+    def cells(row: list[str], tag: str) -> str:
+        kinds = [' class="number"' if k >= numbers_from else "" for k in range(len(row))]
+        tags = ["th" if k == 0 else tag for k in range(len(row))]
+        joined = zip(tags, kinds, row, strict=True)
+        return f"<tr>{''.join(f'<{tag}{kind}>{text}</{tag}>' for tag, kind, text in joined)}</tr>"
+
+    body = "".join(cells(row, "td") for row in rows)
+    head = f"<thead>{cells(heads, 'th')}</thead>"
+    return f'<div class="scroll"><table class="{style}">{head}<tbody>{body}</tbody></table></div>'
+
+
+def _figure(image: str, alt: str, caption: str = "") -> str:
+    shown = f'<img src="{image}" alt="{escape(alt)}" loading="lazy">' if image else ""
+    return f"<figure>{shown}{caption and f'<figcaption>{caption}</figcaption>'}</figure>"
+
+
+def _data(kind: str, data: bytes) -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+
+
+# --- the command ----------------------------------------------------------------------------
+
+
+def report(paths: Sequence[Path], out: Path | None = None, episodes: int = 4) -> list[Path]:
+    """Write the report and its images; returns the files, the HTML last."""
+    runs = read_runs(paths)
+    out = out or (runs[0].path if len(runs) == 1 else Path()) / "report.html"
+    out = out / "report.html" if out.is_dir() else out
+    with io_errors(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+    plots = {
+        "Learning": learning_plots(runs),
+        "Speed": throughput_plots(runs),
+        "Training metrics": metric_plots(runs),
+    }
+    shown = [episode(run, out.parent) for run in runs[:episodes]]
+    files = {f"{out.stem}-{p.name}.png": p.png for drawn in plots.values() for p in drawn}
+    for k, found in enumerate(shown):
+        if found.gif:
+            files[f"{out.stem}-episode{k if len(runs) > 1 else ''}.gif"] = found.gif
+    files[out.name] = page(runs, plots, shown).encode()
+    written = []
+    for name, data in files.items():
+        with io_errors(out.parent / name):
+            (out.parent / name).write_bytes(data)
+        print(f"wrote {short(out.parent / name)}", flush=True)
+        written.append(out.parent / name)
+    return written
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m jaxrl_scale.report",
+        description="Write a page about one run, or about several compared: curves, speed, "
+        "results, configuration and an episode. Runs that are still going are fine.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("runs", metavar="RUN_DIR", nargs="+", type=Path, help="directory of a run")
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        type=Path,
+        help="the HTML file; images are written beside it, their names beginning with its own "
+        "[report.html in RUN_DIR; with several runs, in the working directory]",
+    )
+    parser.add_argument(
+        "--episodes",
+        metavar="N",
+        type=int,
+        default=4,
+        help="show an episode of each of the first N runs: RUN_DIR/episode.gif, or one that the "
+        "newest checkpoint plays now; 0: none [4]",
+    )
+    args = parser.parse_args(argv)
+    try:
+        if args.episodes < 0:
+            raise UserError(f"--episodes={args.episodes} should be at least 0")
+        report(args.runs, args.out, args.episodes)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.status
+    return 0
+
+
+if __name__ == "__main__":
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")  # libraries' warnings are not the user's
+    sys.exit(main())

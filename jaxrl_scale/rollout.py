@@ -1,0 +1,204 @@
+"""Many environments at once: batching, next-step auto-reset, time limits, collection by scan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_scale.types import (
+    Algorithm,
+    Array,
+    Box,
+    Environment,
+    Key,
+    PyTree,
+    Rollout,
+    TimeStep,
+)
+
+
+class Batch(NamedTuple):
+    """``B`` environments of one shard between two steps."""
+
+    state: PyTree  # [B, ...] the environments' own
+    obs: Array  # [B, *observation_shape] what the next action is chosen from
+    is_first: Array  # [B] bool: obs opens an episode
+    ended: Array  # [B] bool: obs closed an episode, so the next step resets
+    episode_return: Array  # [B] float32, undiscounted, of the episode at hand
+    episode_length: Array  # [B] int32
+
+
+class Transition(NamedTuple):
+    """What one step of ``B`` environments adds to a `Rollout`."""
+
+    reward: Array
+    terminated: Array
+    truncated: Array
+    valid: Array
+
+
+class Episodes(NamedTuple):
+    """Sums over the episodes that ended in a rollout, and its valid steps; all scalars."""
+
+    count: Array  # int32
+    total_return: Array  # float32
+    total_length: Array  # int32
+    steps: Array  # int32, valid ones
+
+
+def reset(env: Environment, key: Key, num_envs: int) -> Batch:
+    """``num_envs`` fresh episodes."""
+    state, obs = jax.vmap(env.reset)(jax.random.split(key, num_envs))
+    return Batch(
+        state=state,
+        obs=obs,
+        is_first=jnp.ones(num_envs, bool),
+        ended=jnp.zeros(num_envs, bool),
+        episode_return=jnp.zeros(num_envs),
+        episode_length=jnp.zeros(num_envs, jnp.int32),
+    )
+
+
+def step(env: Environment, keys: Key, batch: Batch, action: Array) -> tuple[Batch, Transition]:
+    """Step the running environments, reset the ended ones.
+
+    Args:
+      keys: ``[B, 2]``, for the reset and for the step.
+      action: ``[B, *action.shape]``; clipped to the box, ignored where an episode ended.
+    """
+    space, limit = env.spec.action, env.spec.max_episode_steps
+    if isinstance(space, Box):
+        action = jnp.clip(action, space.low, space.high)
+    fresh_state, fresh_obs = jax.vmap(env.reset)(keys[:, 0])
+    state, seen = jax.vmap(env.step)(keys[:, 1], batch.state, action)
+    seen = TimeStep(*seen)
+    running = ~batch.ended
+
+    def choose(running_value: Array, reset_value: Array) -> Array:
+        mask = running.reshape(running.shape + (1,) * (running_value.ndim - 1))
+        return jnp.where(mask, running_value, reset_value)
+
+    length = jnp.where(running, batch.episode_length + 1, 0)
+    truncated = seen.truncated | (length >= limit) if limit else seen.truncated
+    transition = Transition(
+        reward=jnp.where(running, seen.reward, 0.0).astype(jnp.float32),
+        terminated=running & seen.terminated,
+        truncated=running & truncated,
+        valid=running,
+    )
+    following = Batch(
+        state=jax.tree.map(choose, state, fresh_state),
+        obs=choose(seen.obs, fresh_obs),
+        is_first=batch.ended,
+        ended=transition.terminated | transition.truncated,
+        episode_return=jnp.where(running, batch.episode_return, 0.0) + transition.reward,
+        episode_length=length,
+    )
+    return following, transition
+
+
+def collect(
+    env: Environment,
+    algo: Algorithm,
+    length: int,
+    actor: PyTree,
+    local: PyTree,
+    carry: PyTree,
+    batch: Batch,
+    key: Key,
+) -> tuple[PyTree, Batch, Rollout, Episodes]:
+    """``length`` steps of one shard's environments under the algorithm's policy.
+
+    Returns:
+      The policy's memory and the environments after the last step, the rollout ``[T, B]``,
+      and the sums over the episodes that ended in it.
+    """
+    num_envs = batch.is_first.shape[0]
+    key_act, key_env = jax.random.split(key)
+    act_keys = jax.random.split(key_act, length)
+    env_keys = jax.random.split(key_env, (length, num_envs, 2))
+
+    def one_step(moving: tuple[PyTree, Batch], keys: tuple[Key, Key]) -> tuple[tuple, tuple]:
+        carry, batch = moving
+        action, carry, extras = algo.act(
+            actor, local, carry, batch.obs, batch.is_first, keys[0]
+        )
+        following, transition = step(env, keys[1], batch, action)
+        ended = following.ended
+        episode = (
+            ended,
+            jnp.where(ended, following.episode_return, 0.0),
+            jnp.where(ended, following.episode_length, 0),
+        )
+        return (carry, following), (batch.obs, batch.is_first, action, transition, extras, episode)
+
+    (last_carry, last), (obs, is_first, action, transition, extras, episode) = jax.lax.scan(
+        one_step, (carry, batch), (act_keys, env_keys)
+    )
+    rollout = Rollout(
+        obs=jnp.concatenate([obs, last.obs[None]]),
+        is_first=jnp.concatenate([is_first, last.is_first[None]]),
+        action=action,
+        **transition._asdict(),
+        carry=carry,
+        extras=extras,
+    )
+    ended, returns, lengths = episode
+    episodes = Episodes(
+        count=ended.sum(dtype=jnp.int32),
+        total_return=returns.sum(),
+        total_length=lengths.sum(dtype=jnp.int32),
+        steps=transition.valid.sum(dtype=jnp.int32),
+    )
+    return last_carry, last, rollout, episodes
+
+
+def play_episodes(
+    env: Environment,
+    play: Callable[..., tuple[Array, PyTree]],
+    actor: PyTree,
+    carry: PyTree,
+    num_episodes: int,
+    limit: int,
+    key: Key,
+) -> tuple[Array, Array]:
+    """One whole episode in each of ``num_episodes`` environments.
+
+    Args:
+      play: ``(actor, carry, obs, is_first, key) -> (action, carry)``.
+      limit: steps after which an episode without end is cut.
+
+    Returns:
+      Undiscounted returns ``[num_episodes]`` float32 and lengths, int32.
+    """
+    key_reset, key_steps = jax.random.split(key)
+    batch = reset(env, key_reset, num_episodes)
+
+    def running(moving: tuple) -> Array:
+        t, _, _, done, _, _ = moving
+        return (t < limit) & ~done.all()
+
+    def one_step(moving: tuple) -> tuple:
+        t, carry, batch, done, returns, lengths = moving
+        key_act, key_env = jax.random.split(jax.random.fold_in(key_steps, t))
+        action, carry = play(actor, carry, batch.obs, batch.is_first, key_act)
+        env_keys = jax.random.split(key_env, (num_episodes, 2))
+        batch, transition = step(env, env_keys, batch, action)
+        returns = returns + jnp.where(done, 0.0, transition.reward)
+        lengths = lengths + jnp.where(done, 0, 1)
+        return t + 1, carry, batch, done | batch.ended, returns, lengths
+
+    zeros = jnp.zeros(num_episodes)
+    start = (
+        jnp.zeros((), jnp.int32),
+        carry,
+        batch,
+        zeros.astype(bool),
+        zeros,
+        zeros.astype(jnp.int32),
+    )
+    *_, returns, lengths = jax.lax.while_loop(running, one_step, start)
+    return returns, lengths

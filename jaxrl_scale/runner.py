@@ -1,0 +1,188 @@
+"""Collect and update as one compiled step, for every member, shard and device."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_scale import algos, rollout
+from jaxrl_scale.config import Config
+from jaxrl_scale.distributed import Placement
+from jaxrl_scale.types import Algorithm, Array, Environment, Key, Metrics, PyTree
+
+# What random numbers are drawn for: keys derive from seed, purpose, iteration and global shard
+# index, in this order, so that a resume needs no saved key and a device count changes none.
+INIT, COLLECT, UPDATE, EVALUATE = range(4)
+
+
+def member_key(seed: Array, purpose: int, iteration: Array | int = 0) -> Key:
+    """The key of one member for one purpose, the same on all devices."""
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), purpose), iteration)
+
+
+class Shared(NamedTuple):
+    """Of one member, the same on all devices."""
+
+    seed: Array  # [] uint32
+    iteration: Array  # [] int32, iterations done
+    algo: PyTree
+
+
+class Local(NamedTuple):
+    """Of one shard of one member."""
+
+    batch: rollout.Batch  # [B, ...]
+    carry: PyTree  # [B, ...]
+    algo: PyTree
+
+
+class State(NamedTuple):
+    """Everything that the run depends on: placed ``[D, P', …]`` while it runs, canonical
+    ``shared [P, …]``, ``local [P, S, …]`` on the host and in a checkpoint."""
+
+    shared: Shared
+    local: Local
+
+
+class Runner:
+    """The compiled program of one config on one placement.
+
+    `compile` first; then ``state = runner.init()`` (or `place`) and
+    ``state, metrics = runner.step(state)``.
+    """
+
+    def __init__(self, config: Config, env: Environment, placement: Placement):
+        self.config, self.env, self.placement = config, env, placement
+        self.pool = placement.pool()
+        self.algo: Algorithm = algos.get(config.algo.name).make(config, env.spec, self.pool)
+
+    # --- one device's part of one member ----------------------------------------------------
+
+    def _init_member(self, seed: Array) -> State:
+        key_shared, key_envs, key_local = jax.random.split(member_key(seed, INIT), 3)
+
+        def init_shard(index: Array) -> Local:
+            num_envs = self.config.envs_per_shard
+            return Local(
+                batch=rollout.reset(self.env, jax.random.fold_in(key_envs, index), num_envs),
+                carry=self.algo.init_carry(num_envs),
+                algo=self.algo.init_local(jax.random.fold_in(key_local, index), index),
+            )
+
+        shared = Shared(seed, jnp.zeros((), jnp.int32), self.algo.init_shared(key_shared))
+        return State(shared, self.pool.map(init_shard, self.pool.shard_index()))
+
+    def _step_member(self, state: State) -> tuple[State, Metrics]:
+        shared, local = state
+        key_collect = member_key(shared.seed, COLLECT, shared.iteration)
+        key_update = member_key(shared.seed, UPDATE, shared.iteration)
+        actor = self.algo.actor(shared.algo)
+
+        def collect_shard(index: Array, local: Local) -> tuple[Any, ...]:
+            return rollout.collect(
+                self.env,
+                self.algo,
+                self.config.rollout_length,
+                actor,
+                local.algo,
+                local.carry,
+                local.batch,
+                jax.random.fold_in(key_collect, index),
+            )
+
+        carry, batch, rolled, episodes = self.pool.map(
+            collect_shard, self.pool.shard_index(), local
+        )
+        algo_shared, algo_local, metrics = self.algo.update(
+            shared.algo, local.algo, rolled, key_update
+        )
+        next_state = State(
+            Shared(shared.seed, shared.iteration + 1, algo_shared),
+            Local(batch, carry, algo_local),
+        )
+        return next_state, metrics | self.pool.sum(episodes)._asdict()
+
+    # --- compiled for all devices -----------------------------------------------------------
+
+    def compile(self) -> None:
+        """Compile `init` and `step`, side by side."""
+        compile, seeds = self.placement.compile, self._seeds()
+        with ThreadPoolExecutor(1) as pool:
+            compiled_init = pool.submit(compile, self._init, seeds)
+            state = self.placement.shapes(self._init, seeds)
+            self._compiled_step = compile(self._step, state, donate=(0,))
+            self._compiled_init = compiled_init.result()
+
+    def _init(self, seeds: Array) -> State:
+        return self.placement.map_members(self._init_member, seeds)
+
+    def _step(self, state: State) -> tuple[State, dict[str, Array]]:
+        state, metrics = self.placement.map_members(self._step_member, state)
+        return state, self._pack(metrics)
+
+    def _pack(self, metrics: Metrics) -> dict[str, Array]:
+        """All metrics of a dtype in one array ``[P', n]``: fetching is paid by the array."""
+        names = sorted(metrics)
+        self._float_names = [n for n in names if metrics[n].dtype == jnp.float32]
+        self._int_names = [n for n in names if n not in self._float_names]
+        return {
+            "floats": jnp.stack([metrics[n] for n in self._float_names], -1),
+            "ints": jnp.stack([metrics[n].astype(jnp.int32) for n in self._int_names], -1),
+        }
+
+    @property
+    def seeds(self) -> np.ndarray:
+        """Member ``k`` has seed ``config.seed + k``, ``[P]`` uint32."""
+        return self.config.seed + np.arange(self.config.num_seeds, dtype=np.uint32)
+
+    def _seeds(self) -> np.ndarray:
+        return self.placement.split_shared(self.seeds)
+
+    def init(self) -> State:
+        """The state before the first iteration, placed."""
+        return self._compiled_init(self._seeds())
+
+    def step(self, state: State) -> tuple[State, dict[str, np.ndarray]]:
+        """One iteration: collect, then update. ``state`` is donated, never read it again.
+
+        Returns:
+          The next state and the metrics by name, ``[P]`` each, on the host.
+        """
+        state, packed = self._compiled_step(state)
+        packed = self.placement.join_shared(packed)
+        columns = dict(zip(self._float_names, packed["floats"].T, strict=True))
+        columns |= dict(zip(self._int_names, packed["ints"].T, strict=True))
+        return state, columns
+
+    # --- to and from the host ---------------------------------------------------------------
+
+    def abstract_state(self) -> State:
+        """Shapes and dtypes of the canonical state, ``shared [P, …]``, ``local [P, S, …]``."""
+        P, S = self.config.num_seeds, self.config.num_shards
+        placed = self.placement.shapes(self._init, self._seeds())
+
+        def like(x: jax.ShapeDtypeStruct, *shape: int) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(shape, x.dtype)
+
+        return State(
+            jax.tree.map(lambda x: like(x, P, *x.shape[2:]), placed.shared),
+            jax.tree.map(lambda x: like(x, P, S, *x.shape[3:]), placed.local),
+        )
+
+    def place(self, state: State) -> State:
+        """A canonical state, placed on the devices."""
+        split = self.placement
+        return State(split.split_shared(state.shared), split.split_local(state.local))
+
+    def fetch(self, state: State) -> State:
+        """The canonical state on the host, a copy."""
+        join = self.placement
+        return State(join.join_shared(state.shared), join.join_local(state.local))
+
+    def fetch_actor(self, state: State) -> PyTree:
+        """What acting needs, ``[P, …]`` on the host."""
+        return self.algo.actor(self.placement.join_shared(state.shared.algo))

@@ -1,0 +1,238 @@
+"""What a run prints: a live progress bar, or plain lines where no terminal is, and a table.
+
+All of it goes to standard output. Numbers are those of the rows (see `jaxrl_scale.metrics`).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+from jaxrl_scale.config import Config
+from jaxrl_scale.metrics import Row, Summary
+
+_PLAIN_LINES = 20
+_WORST_SEEDS = 3
+
+
+class Terminal:
+    """The user's view of one run. Process 0 only.
+
+    `close` (or `finish`, which calls it) must be reached, else the bar keeps the cursor: put
+    it into a ``finally``.
+    """
+
+    def __init__(self, config: Config, stream: TextIO | None = None):
+        self._config = config
+        self._total = config.num_iterations
+        self._stream = stream or sys.stdout
+        self._live = self._stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+        self._bar: Any = None
+        self._printed = -1  # twentieths of the run that have had their plain line
+
+    def start(self, text: str, iteration: int = 0) -> None:
+        """Print the headline and show the bar, at the iteration that a resume begins with."""
+        self.message(text)
+        if self._live:
+            self._bar = _bar(self._stream, self._total, iteration)
+            self._bar.start()
+
+    def phase(self, name: str) -> None:
+        """Say on the bar what goes on: compiling, training, evaluating, saving."""
+        if self._bar:
+            self._bar.update(self._bar.task_ids[0], description=name)
+
+    def update(self, row: Row) -> None:
+        """Show a row: ``iteration``, ``env_steps``, ``steps_per_second``, ``return_100``.
+
+        Of plain lines there are about `_PLAIN_LINES` a run: the first, the last, and one
+        whenever another twentieth is done.
+        """
+        iteration = row["iteration"]
+        if self._bar:
+            self._bar.update(
+                self._bar.task_ids[0],
+                completed=iteration,
+                steps=compact(row["env_steps"]),
+                rate=compact(row.get("steps_per_second")),
+                score=number(row.get("return_100")),
+                left=duration(seconds_left(row, self._total)),
+            )
+            return
+        done = _PLAIN_LINES * iteration // self._total
+        if done > self._printed:
+            self._printed = done
+            self._print(plain_line(row, self._total))
+
+    def message(self, text: str) -> None:
+        """Print a line, above the bar where there is one. Threads may call it."""
+        bar = self._bar
+        if bar:
+            bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            self._print(text)
+
+    def close(self) -> None:
+        """Take the bar away and give the cursor back."""
+        if self._bar:
+            self._bar.stop()
+            self._bar = None
+
+    def finish(self, title: str, summary: Summary, places: Mapping[str, str]) -> None:
+        """Print the final table: the summary, and where the rest is to be found."""
+        self.close()
+        lines = [*summary_lines(self._config, summary), *places.items()]
+        if self._live:
+            _print_table(self._stream, title, lines)
+        else:
+            width = max(len(label) for label, _ in lines)
+            self._print("\n".join([title, *(f"  {k:<{width}}  {v}" for k, v in lines)]))
+
+    def _print(self, text: str) -> None:
+        # A reader that went away (`| head`, a closed window) is no reason to lose the run.
+        try:
+            print(text, file=self._stream, flush=True)
+        except OSError:
+            self._stream = open(os.devnull, "w")  # noqa: SIM115
+
+
+def _bar(stream: TextIO, total: int, iteration: int) -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+    from rich.table import Column
+
+    def column(text: str) -> TextColumn:
+        return TextColumn(text, table_column=Column(no_wrap=True))
+
+    bar = Progress(
+        SpinnerColumn(finished_text=" "),
+        column("[bold]{task.description}"),
+        BarColumn(bar_width=None),
+        column("[bold]{task.percentage:>3.0f}%"),
+        column("[cyan]{task.fields[steps]}[/] steps"),
+        column("[cyan]{task.fields[rate]}[/]/s"),
+        column("return [green]{task.fields[score]}[/]"),
+        column("[yellow]{task.fields[left]}[/] left"),
+        console=Console(file=stream, highlight=False),
+        expand=True,
+        transient=True,
+        redirect_stderr=sys.stderr.isatty(),  # else `2> log` would lose what goes there
+        refresh_per_second=4,  # each takes a few milliseconds from the training thread
+    )
+    empty: dict[str, Any] = {"steps": "0", "rate": "-", "score": "-", "left": "-"}
+    bar.add_task("starting", total=total, completed=iteration, **empty)
+    return bar
+
+
+def _print_table(stream: TextIO, title: str, lines: list[tuple[str, str]]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=Text(title, "bold"), title_justify="left", box=box.ROUNDED)
+    table.show_header = False
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column(overflow="fold")
+    for label, text in lines:
+        table.add_row(label, Text(text))
+    Console(file=stream, highlight=False).print(table)
+
+
+# --- texts ----------------------------------------------------------------------------------
+
+
+def plain_line(row: Row, total: int) -> str:
+    """A row in one line, for a file or a pipe."""
+    percent = 100 * row["iteration"] // total
+    return (
+        f"{percent:3d}%  {row['env_steps']:>13,} steps  "
+        f"{compact(row.get('steps_per_second')):>6} steps/s  "
+        f"return {number(row.get('return_100')):>8}  "
+        f"{duration(seconds_left(row, total)):>8} left"
+    )
+
+
+def summary_lines(config: Config, summary: Summary) -> list[tuple[str, str]]:
+    """The rows of the final table, those left out for which the summary has no value."""
+    lines = []
+    several = summary["num_seeds"] > 1
+    if evaluation := summary.get("evaluation"):
+        low, high = evaluation["ci95"]
+        centre = number(evaluation["iqm" if several else "mean"])
+        kind = "IQM, " if several else ""
+        interval = f"95% interval {number(low)} to {number(high)}"
+        episodes = f"{evaluation['episodes']:,} episodes{' of each seed' if several else ''}"
+        lines.append(("evaluation return", f"{centre}  ({kind}{interval}; {episodes})"))
+        scores = {k: v for k, v in enumerate(evaluation["per_seed"]) if v is not None}
+        if several and scores:
+            lines.append(("  mean", number(evaluation["mean"])))
+            low, high = min(scores.values()), max(scores.values())
+            lines.append(("  min, max", f"{number(low)}, {number(high)}"))
+            worst = sorted(scores, key=lambda member: scores[member])[:_WORST_SEEDS]
+            named = ", ".join(f"{config.seed + k}: {number(scores[k])}" for k in worst)
+            lines.append(("  worst seeds", named))
+    if summary.get("return_100") is not None:
+        lines.append(("training return", f"{number(summary['return_100'])}  (last 100 episodes)"))
+    if summary.get("target_return") is not None:
+        reached = summary.get("seconds_to_target")
+        text = "not reached" if reached is None else f"reached after {duration(reached)}"
+        lines.append(("target return", f"{number(summary['target_return'])}  ({text})"))
+    if several:
+        failed = ", ".join(str(config.seed + k) for k in summary["failed"])
+        text = f"{len(summary['failed'])} failed: {failed}" if failed else "none failed"
+        lines.append(("seeds", f"{summary['num_seeds']}  ({text})"))
+    rate = compact(summary["steps_per_second"])
+    lines.append(("environment steps", f"{summary['env_steps']:,}  ({rate} a second)"))
+    compiling = duration(summary["compile_seconds"])
+    lines.append(("time", f"{duration(summary['wall_seconds'])}  (compilation {compiling})"))
+    if summary.get("peak_memory_mb"):
+        lines.append(("peak memory", f"{summary['peak_memory_mb']:,.0f} MB"))
+    return lines
+
+
+def seconds_left(row: Row, total: int) -> float | None:
+    """Time to the end at the present speed; steps that were resets are accounted for."""
+    rate = row.get("steps_per_second")
+    if not rate or not row["iteration"]:
+        return None
+    return (total - row["iteration"]) * row["env_steps"] / row["iteration"] / rate
+
+
+def number(value: float | None) -> str:
+    """A return for people: ``-82.4``, ``1,234``, ``0.0312``, ``-`` for none."""
+    if value is None:
+        return "-"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 or value == 0 else f"{value:.3g}"
+
+
+def compact(value: float | None) -> str:
+    """A count for people: ``950``, ``81.2k``, ``1.05M``, ``-`` for none."""
+    if value is None:
+        return "-"
+    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= 0.9995 * size:  # what would round to 1000 of the smaller unit
+            return f"{value / size:#.3g}".rstrip(".") + letter
+    return f"{value:.0f}"
+
+
+def duration(seconds: float | None) -> str:
+    """``4.2 s`` below ten seconds, then ``0:42``, ``1:02:03``, ``2d 03:04:05``."""
+    if seconds is None:
+        return "-"
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if not hours:
+        return f"{minutes}:{rest:02d}"
+    days, hours = divmod(hours, 24)
+    return (
+        f"{days}d {hours:02d}:{minutes:02d}:{rest:02d}"
+        if days
+        else f"{hours}:{minutes:02d}:{rest:02d}"
+    )

@@ -1,0 +1,235 @@
+"""Train agents: ``python -m jaxrl_scale.train --config configs/acrobot.py``.
+
+The command and the loop. In Python: ``from jaxrl_scale import train; run = train(config)``.
+"""
+
+from __future__ import annotations
+
+import os
+
+# XLA's C++ log would write into the progress bar. It reads this when JAX is imported.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import signal
+import sys
+import threading
+import time
+import types
+import warnings
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxrl_scale import config as cfg
+from jaxrl_scale import distributed, envs, networks, run_directory
+from jaxrl_scale.checkpoint import Checkpoints
+from jaxrl_scale.config import Config
+from jaxrl_scale.evaluate import Agent, Evaluator, load, summarize
+from jaxrl_scale.metrics import Metrics, Terminal, read_rows
+from jaxrl_scale.progress import Clock, Progress, peak_memory_mb
+from jaxrl_scale.runner import Runner
+from jaxrl_scale.types import UserError
+
+FINISHED, NOT_FINITE, STOPPED = 0, 3, 75  # 75 is EX_TEMPFAIL: saved, worth starting again
+
+
+@dataclass(frozen=True)
+class Run:
+    """What `train` returns: the run directory and what was measured."""
+
+    path: Path
+    config: Config
+    summary: dict[str, Any] | None  # None where the run did not finish
+    exit_status: int
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The rows of ``metrics.jsonl``."""
+        return read_rows(self.path / "metrics.jsonl")
+
+    def agent(self, member: int = 0) -> Agent:
+        """The trained agent of one seed."""
+        return load(self.path, member)
+
+
+def train(
+    config: Config,
+    *,
+    name: str = "run",
+    resume: str | Path | None = None,
+    process_start: float | None = None,
+) -> Run:
+    """Train one config to its end, or until a signal stops it.
+
+    Args:
+      config: see `jaxrl_scale.config`.
+      name: what the default run directory is called after.
+      resume: a run directory to continue from its newest whole checkpoint.
+      process_start: unix seconds from which times are counted; default: now.
+
+    Raises:
+      UserError: in one line, for whatever the user can mend.
+    """
+    clock = Clock(process_start or time.time())
+    cfg.check(config)
+    env = envs.make(config.env, **config.env_kwargs)
+    networks.check(networks.make(config, env.spec), env.spec, config.network)
+    placement = distributed.initialize(config)
+    runner = Runner(config, env, placement)
+    default_dir = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+    with (
+        run_directory.open_existing(Path(resume))
+        if resume
+        else run_directory.create(Path(config.run_dir or default_dir)) as run,
+        StopRequest() as stop,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        # --- set up: loggers and orbax import their libraries while XLA compiles ------------
+        compiling = thread.submit(runner.compile)
+        terminal = Terminal(config, name, run.path, placement.describe())
+        checkpoints = Checkpoints(run.path / "checkpoints", config.keep_checkpoints)
+        progress, iteration, saved = Progress(config.num_seeds), 0, None
+        if resume:
+            saved = checkpoints.restore(runner.abstract_state(), terminal.message)
+        if saved:
+            iteration, host_state, meta = saved
+            progress.load_json(meta["progress"])
+            clock.load_json(meta["clock"])
+        run.write_json("config.json", cfg.to_json(config))
+        run.write_json("run.json", run_directory.describe(config, placement))
+        log = Metrics(run, config, name, resume_iteration=iteration if resume else None)
+        compiling.result()
+        clock.compiled()
+        state = runner.place(host_state) if saved else runner.init()
+        evaluator = Evaluator(env, runner.algo, placement, config.eval_episodes, greedy=True)
+        last, saved_at, eval_return = config.num_iterations, iteration if saved else None, None
+
+        def due(every: int) -> bool:
+            # By the iteration, never by a clock: hosts that branched differently would hang.
+            return every > 0 and (iteration % every == 0 or iteration == last)
+
+        # --- the loop -----------------------------------------------------------------------
+        while iteration < last and not stop.requested:
+            state, metrics = runner.step(state)
+            iteration += 1
+            progress.record(iteration, metrics)
+            if len(progress.failed) == config.num_seeds:
+                break
+            clock.note(progress.env_steps, progress.recent_return(), config.target_return)
+            if due(config.eval_every):
+                returns = evaluator(runner.fetch_actor(state), runner.seeds)
+                eval_return = progress.iqm(returns.mean(1))
+            if due(config.log_every):
+                row = {"iteration": iteration, **clock.row(), **progress.row(metrics)}
+                if config.eval_every:
+                    row["eval_return"] = eval_return
+                log.log(row)
+                terminal.update(row)
+            if due(config.checkpoint_every) or stop.requested:
+                meta = {"progress": progress.to_json(), "clock": clock.to_json()}
+                score = eval_return if config.eval_every else progress.recent_return()
+                checkpoints.save(iteration, runner.fetch(state), meta, score)
+        checkpoints.wait()
+
+        # --- the end ------------------------------------------------------------------------
+        summary, status = None, FINISHED
+        if len(progress.failed) == config.num_seeds:
+            status = NOT_FINITE
+            terminal.message(not_finite_message(config, iteration, run.path, checkpoints.latest()))
+        elif iteration < last:
+            status = STOPPED
+            terminal.message(
+                f"stopped by {stop.requested} and saved at iteration {iteration} of {last}; "
+                f"continue with: python -m jaxrl_scale.train --resume {run.path}"
+            )
+        else:
+            terminal.message(f"evaluating: {config.eval_episodes} episodes of each seed")
+            returns = evaluator(runner.fetch_actor(state), runner.seeds)
+            summary = {
+                "status": "finished",
+                "evaluation": summarize(returns),
+                "iterations": iteration,
+                "num_seeds": config.num_seeds,
+                "failed": {str(k): v for k, v in progress.failed.items()},
+                "train_return": progress.recent_return(),
+                "target_return": config.target_return,
+                **clock.summary(),
+                "peak_memory_mb": peak_memory_mb(),
+            }
+            run.write_json("summary.json", summary)
+            terminal.finish(summary)
+        log.close(summary, status)
+        checkpoints.close()
+    return Run(run.path, config, summary, status)
+
+
+def not_finite_message(config: Config, iteration: int, path: Path, good: int | None) -> str:
+    who = "the loss" if config.num_seeds == 1 else f"the loss of all {config.num_seeds} seeds"
+    where = f"iteration {good} in {path / 'checkpoints'}" if good else "none was saved yet"
+    return (
+        f"error: {who} is no longer finite at iteration {iteration}; last good checkpoint: "
+        f"{where}; a smaller --algo.learning_rate may help"
+    )
+
+
+class StopRequest:
+    """SIGTERM, SIGINT and SIGUSR1 ask the loop to save and end; a second SIGINT interrupts.
+
+    ``requested`` is the signal's name, or an empty text. Outside of the main thread (some
+    notebooks) signals are left alone.
+    """
+
+    SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+    def __init__(self) -> None:
+        self.requested = ""
+
+    def __enter__(self) -> StopRequest:
+        self._before = {}
+        if threading.current_thread() is threading.main_thread():
+            self._before = {s: signal.signal(s, self._handle) for s in self.SIGNALS}
+        return self
+
+    def _handle(self, number: int, frame: Any) -> None:
+        if self.requested and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.requested = signal.Signals(number).name
+
+    def __exit__(self, *error: Any) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command: returns the exit status."""
+    import psutil
+
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")  # libraries' warnings are not the user's
+    try:
+        config, name, resume = cfg.load(sys.argv[1:] if argv is None else argv)
+        start = psutil.Process().create_time()
+        return train(config, name=name, resume=resume, process_start=start).exit_status
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.status
+    except KeyboardInterrupt:
+        print("interrupted; what was saved stays saved", file=sys.stderr)
+        return 128 + signal.SIGINT
+
+
+class _CallableModule(types.ModuleType):
+    """Lets ``from jaxrl_scale import train`` be the function although it is this module, and
+    whichever of the two was imported first."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Run:
+        return train(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _CallableModule
+
+if __name__ == "__main__":
+    sys.exit(main())

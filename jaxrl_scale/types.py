@@ -1,0 +1,183 @@
+"""The contracts that the whole package shares, and the glossary of axes.
+
+Axes, always in this order when several meet:
+
+=====  ==============================================================================
+``D``  local devices; only `jaxrl_scale.distributed` ever sees it
+``P``  population: seeds trained side by side in one compiled program
+``S``  shards: fixed slices of the environments, the unit of placement and randomness
+``T``  time within one rollout
+``B``  environments of one shard
+=====  ==============================================================================
+
+An algorithm's equations see ``[T, B]``; its ``update`` sees ``[S, T, B]``, where ``S``
+counts the shards that live on the calling device.
+
+Auto-reset happens **on the next step**, as in EnvPool and Gymnasium >= 1.0: the step that
+ends an episode returns the true last observation; the step after it ignores its action,
+returns the first observation of the next episode and is marked ``valid=False``. So
+``obs[t + 1]`` is the true successor of ``obs[t]`` wherever ``valid[t]`` holds, and a
+truncated episode bootstraps from ``obs[t + 1]`` like any other step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+
+Array = jax.Array
+Key = jax.Array
+"""A typed PRNG key, ``jax.random.key``."""
+PyTree = Any
+
+
+class UserError(ValueError):
+    """A mistake that the user can mend. Commands print it as one line, without a traceback,
+    and exit with `status`."""
+
+    def __init__(self, message: str, status: int = 2):
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Discrete:
+    """Actions ``0 … n - 1``, int32 scalars."""
+
+    n: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return ()
+
+
+@dataclass(frozen=True)
+class Box:
+    """Actions in the box ``[low, high]``, float32 of the given shape."""
+
+    low: float
+    high: float
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """What a trainer has to know of an environment before it runs it.
+
+    ``max_episode_steps`` is Gymnasium's ``TimeLimit``: `jaxrl_scale.rollout` truncates
+    there, the physics never counts steps. ``gymnasium_id`` names the environment of real
+    Gymnasium that this one reproduces, ``None`` where there is none.
+    """
+
+    id: str
+    observation_shape: tuple[int, ...]
+    action: Discrete | Box
+    max_episode_steps: int | None = None
+    gymnasium_id: str | None = None
+    observation_dtype: Any = np.float32
+
+
+class TimeStep(NamedTuple):
+    """What one step of one environment returns.
+
+    ``terminated``: the task ended, nothing follows, its value is 0. ``truncated``: the
+    episode was cut although the task goes on, so its value is bootstrapped from ``obs``.
+    """
+
+    obs: Array  # [*observation_shape]
+    reward: Array  # [] float32
+    terminated: Array  # [] bool
+    truncated: Array  # [] bool
+
+
+class Environment(Protocol):
+    """ONE environment: physics only, no batch, no auto-reset, no time limit.
+
+    A class that has an attribute ``spec`` and the two pure methods is an environment. A
+    method ``render(state) -> uint8 [height, width, 3]`` (host side, NumPy) is optional.
+    """
+
+    @property
+    def spec(self) -> EnvSpec: ...
+
+    def reset(self, key: Key) -> tuple[PyTree, Array]:
+        """A fresh episode: its state and first observation."""
+        ...
+
+    def step(self, key: Key, state: PyTree, action: Array) -> tuple[PyTree, TimeStep]:
+        """The next state and what is seen there. Never called on an ended episode."""
+        ...
+
+
+class Rollout(NamedTuple):
+    """``T`` steps of the ``B`` environments of one shard (``[S, ...]`` for all of a device's).
+
+    ``obs[t]`` is what ``action[t]`` was chosen from and ``obs[t + 1]`` what followed.
+    """
+
+    obs: Array  # [T + 1, B, *observation_shape]
+    is_first: Array  # [T + 1, B] bool: obs[t] is the first of an episode
+    action: Array  # [T, B, *action.shape]
+    reward: Array  # [T, B] float32
+    terminated: Array  # [T, B] bool
+    truncated: Array  # [T, B] bool
+    valid: Array  # [T, B] bool: False where the step was a reset, which is no experience
+    carry: PyTree  # [B, ...] the policy's memory before obs[0]; () for feed-forward
+    extras: PyTree  # [T, B, ...] what `Algorithm.act` returned beside the action
+
+
+Metrics = dict[str, Array]
+"""Scalars by name, as an algorithm's ``update`` returns them: pooled, equal on all devices."""
+
+
+class Pool(NamedTuple):
+    """How an algorithm works on shards without knowing where they are.
+
+    Every ``f`` below takes the arrays of ONE shard. ``S`` counts the shards at hand; the
+    sums run over all shards of all devices in one fixed order, so that they are the same
+    to the last bit wherever the shards are (see `jaxrl_scale.distributed`).
+    """
+
+    num_shards: int
+    """Shards of the whole run, ``S`` times the number of devices."""
+    shard_index: Callable[[], Array]
+    """The global indices of the shards at hand, ``[S]`` int32."""
+    map: Callable[..., PyTree]
+    """``map(f, *trees[S, ...]) -> [S, ...]``: ``f`` on each shard."""
+    sum: Callable[[PyTree], PyTree]
+    """``sum(tree[S, ...]) -> [...]``: over all shards of all devices."""
+    grad: Callable[..., tuple[Array, PyTree]]
+    """``grad(f, params[N], *trees[S, ...]) -> (gradient[N], aux)``, both summed over all
+    shards, where ``f(params, *shard) -> (loss, aux)`` and ``params`` is one flat vector.
+    One collective."""
+
+
+class Algorithm(NamedTuple):
+    """An algorithm as a handful of pure functions, in the manner of optax.
+
+    ``Shared`` is what is the same everywhere (parameters, optimiser, counters, lagged
+    copies, statistics); ``Local`` belongs to one shard (replay, exploration ladder, running
+    returns); ``Carry`` is a policy's memory, one per environment. Hyper-parameters that are
+    plain numbers live in ``Shared`` and are traced.
+    """
+
+    init_shared: Callable[[Key], PyTree]
+    """``(key) -> Shared``"""
+    init_local: Callable[[Key, Array], PyTree]
+    """``(key, shard_index) -> Local``, for one shard"""
+    init_carry: Callable[[int], PyTree]
+    """``(B) -> Carry[B, ...]``; ``()`` for feed-forward policies"""
+    actor: Callable[[PyTree], PyTree]
+    """``(Shared) -> Actor``: the part of ``Shared`` that acting needs"""
+    act: Callable[..., tuple[Array, PyTree, PyTree]]
+    """``(Actor, Local, Carry, obs[B], is_first[B], key) -> (action[B], Carry, extras[B])``"""
+    play: Callable[..., tuple[Array, PyTree]]
+    """``(Actor, Carry, obs[B], is_first[B], key, greedy) -> (action[B], Carry)``, for
+    evaluation; ``greedy`` is a Python bool"""
+    update: Callable[[PyTree, PyTree, Rollout, Key], tuple[PyTree, PyTree, Metrics]]
+    """``(Shared, Local[S], Rollout[S], key) -> (Shared, Local[S], Metrics)``. The key is the
+    same on every device: fold in `Pool.shard_index` for what belongs to a shard."""

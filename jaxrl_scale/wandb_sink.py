@@ -1,0 +1,154 @@
+"""wandb, fed from a thread of its own."""
+
+from __future__ import annotations
+
+import os
+import queue
+import secrets
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from jaxrl_scale.config import Config, flatten
+from jaxrl_scale.run_directory import RunDirectory, plain, short
+
+INIT_SECONDS = 20
+FINISH_SECONDS = 20  # within the 30 s that Slurm leaves between SIGTERM and SIGKILL
+
+
+def wandb_mode(config: Config) -> str:
+    """``auto``, ``online``, ``offline`` or ``disabled``: the config's, else ``WANDB_MODE``."""
+    if config.wandb != "auto":
+        return config.wandb
+    mode = os.environ.get("WANDB_MODE", "auto").lower()
+    return {"run": "online", "dryrun": "offline"}.get(mode, mode)
+
+
+class WandbSink:
+    """One wandb run, fed by a thread: training waits neither for wandb's start, which takes
+    more than a second, nor for the network, and no trouble of wandb's ends a run.
+
+    Mode ``auto`` is online where wandb finds credentials (environment, settings, netrc) and
+    offline elsewhere; nobody is asked for a key. A server that cannot be reached within
+    `INIT_SECONDS` leaves the run offline, and the user is told so in one line; ``wandb sync``
+    uploads it later. Under ``wandb agent`` the sweep chooses the id and the project.
+
+    **After a resume** the run goes on under its id, which is kept in ``wandb.json``. wandb
+    takes back no row: those after the checkpoint that were logged before the stop stay, and
+    are logged again, with the same values at the same ``env_steps``, so that curves over
+    ``env_steps`` lie on themselves. An offline run becomes two folders of one id, to be
+    synchronised in their order. The user is told.
+
+    Args:
+      repeated: rows that will be logged again; ``None`` for a fresh run.
+    """
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        config: Config,
+        name: str,
+        mode: str,
+        repeated: int | None,
+        say: Callable[[str], None],
+    ):
+        self.place: str | None = None  # where the run can be seen
+        self._run, self._config, self._name = run, config, name
+        self._mode, self._repeated, self._say = mode, repeated, say
+        stored = run.read_json("wandb.json") or {}
+        self._id = stored.get("id") or os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)
+        run.write_json("wandb.json", {"id": self._id})
+        # Unbounded, for the rows that come while wandb starts: a run has few, and small ones.
+        self._rows: queue.SimpleQueue[dict[str, float] | None] = queue.SimpleQueue()
+        self._summary: dict[str, Any] = {}
+        self._exit_code = 0
+        self._thread = threading.Thread(target=self._work, name="wandb", daemon=True)
+        self._thread.start()
+
+    def log(self, values: dict[str, float]) -> None:
+        if self._thread.is_alive():
+            self._rows.put(values)
+
+    def close(self, summary: dict[str, Any], exit_code: int) -> None:
+        self._summary, self._exit_code = summary, exit_code
+        self._rows.put(None)
+        self._thread.join(INIT_SECONDS + FINISH_SECONDS)
+        if self._thread.is_alive():
+            self._say("wandb: gave up waiting for it; metrics.jsonl has everything")
+
+    def _work(self) -> None:
+        try:
+            wandb_run = self._init()
+            while (values := self._rows.get()) is not None:
+                wandb_run.log(values)
+            wandb_run.summary.update(self._summary)
+            wandb_run.finish(exit_code=self._exit_code)
+        except Exception as error:
+            self.place = None
+            self._say(f"wandb: off, for {_reason(error)}; metrics.jsonl has everything")
+
+    def _init(self) -> Any:
+        # wandb's own telemetry writes to the terminal when it meets a network error.
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        import wandb
+
+        mode = self._mode
+        if mode in ("auto", "online"):
+            mode = self._find_account(wandb)
+        if mode != "offline":
+            try:
+                return self._start(wandb, mode)
+            except Exception as error:
+                self._say(f"wandb: offline, for {_reason(error)}")
+                wandb.teardown(exit_code=1)  # frees the id
+        return self._start(wandb, "offline")
+
+    def _find_account(self, wandb: Any) -> str:
+        """``online``, or ``offline`` without credentials; neither prompt nor network."""
+        wandb.setup(wandb.Settings(silent=True, mode="online"))
+        try:
+            if wandb.login(prompt=False, verify=False):
+                return "online"
+            reason = "no account was found; `wandb login` makes it known"
+        except Exception as error:  # a malformed key
+            reason = _reason(error)
+        if self._mode == "online":
+            self._say(f"wandb: offline, for {reason}")
+        return "offline"
+
+    def _start(self, wandb: Any, mode: str) -> Any:
+        wandb.setup(wandb.Settings(silent=True, mode=mode))
+        in_sweep = "WANDB_SWEEP_ID" in os.environ  # it chooses project and id
+        wandb_run = wandb.init(
+            project=None if in_sweep else self._config.wandb_project,
+            id=None if in_sweep else self._id,
+            name=self._name,
+            dir=str(self._run.path),
+            config=plain(flatten(self._config)),
+            resume="allow",
+            mode=mode,
+            settings=wandb.Settings(
+                silent=True,
+                console="off",
+                init_timeout=INIT_SECONDS,
+                finish_timeout=FINISH_SECONDS,
+            ),
+        )
+        wandb_run.define_metric("*", step_metric="env_steps")
+        self._run.write_json("wandb.json", {"id": wandb_run.id})
+        offline = mode == "offline"
+        folder = short(Path(wandb_run.dir).parent)
+        self.place = f"wandb sync {folder}" if offline else wandb_run.url
+        if self._repeated:
+            self._say(
+                f"wandb: run {wandb_run.id} goes on; it keeps the rows logged after the "
+                f"checkpoint ({self._repeated}) and gets them again with the same values"
+            )
+        elif self._repeated is not None:
+            self._say(f"wandb: run {wandb_run.id} goes on; no row is logged twice")
+        return wandb_run
+
+
+def _reason(error: BaseException) -> str:
+    return " ".join(str(error).split())[:150] or type(error).__name__

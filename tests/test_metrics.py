@@ -1,0 +1,634 @@
+"""The run directory, the rows' sinks and the terminal, each against the real library."""
+
+import dataclasses
+import io
+import itertools
+import json
+import os
+import re
+import resource
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_scale import metrics, run_directory, terminal, wandb_sink
+from jaxrl_scale.config import Config
+from jaxrl_scale.types import UserError
+
+needs_full_device = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux only")
+REPOSITORY = Path(__file__).parents[1]
+QUIET = Config(wandb="disabled", tensorboard=False, iterations=100)
+
+
+@pytest.fixture(autouse=True)
+def _no_account(tmp_path_factory, monkeypatch):
+    """wandb sees neither the settings nor the account of whoever runs the tests."""
+    home = str(tmp_path_factory.mktemp("home"))
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+    for name in ("HOME", "WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR"):
+        monkeypatch.setenv(name, home)
+    monkeypatch.setenv("NETRC", f"{home}/netrc")
+
+
+@pytest.fixture
+def run(tmp_path):
+    directory = run_directory.create(tmp_path / "runs" / "one")
+    yield directory
+    directory.close()
+
+
+def row(iteration, **more):
+    return {
+        "iteration": iteration,
+        "env_steps": 1000 * iteration,
+        "time": 1.8e9 + iteration,
+        "steps_per_second": 500.0,
+        "return": 1.5 * iteration,
+        "return_100": 1.25 * iteration,
+        "loss": 1.0 / iteration,
+        **more,
+    }
+
+
+def write(run, config, iterations, **arguments):
+    sink = metrics.Metrics(run, config, "test", **arguments)
+    for iteration in iterations:
+        sink.log(row(iteration))
+    sink.close(None, 0)
+    return sink
+
+
+def log_for_ever(sink):
+    for iteration in itertools.count(1):
+        sink.log(row(iteration))
+
+
+def python(code, *arguments, **options):
+    """A second Python process, its output a pipe."""
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+# --- the run directory ----------------------------------------------------------------------
+
+
+def test_a_directory_that_holds_a_run_is_not_used_for_another(run):
+    run.write_json("config.json", {})
+    run.close()
+    with pytest.raises(UserError, match=r"already holds a run: --resume .*one continues it"):
+        run_directory.create(run.path)
+    run_directory.open_existing(run.path).close()  # and the refusal has left no lock
+
+
+def test_files_of_others_do_not_hinder_a_new_run_but_remains_of_a_run_do(tmp_path):
+    (tmp_path / "slurm.out").touch()
+    run_directory.create(tmp_path).close()
+    (tmp_path / "metrics.jsonl").touch()
+    with pytest.raises(UserError, match=r"holds metrics\.jsonl but no config\.json"):
+        run_directory.create(tmp_path)
+
+
+def test_only_a_run_can_be_resumed(tmp_path):
+    with pytest.raises(UserError, match="does not exist"):
+        run_directory.open_existing(tmp_path / "nowhere")
+    with pytest.raises(UserError, match=r"no run directory: it has no config\.json"):
+        run_directory.open_existing(tmp_path)
+
+
+def test_a_place_where_nothing_can_be_written_is_an_input_output_error(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"cannot write .*file/run: Not a directory") as error:
+        run_directory.create(tmp_path / "file" / "run")
+    assert error.value.status == 74
+
+
+def test_two_processes_cannot_use_one_directory_and_a_killed_one_frees_it(tmp_path):
+    code = """
+import sys, time, pathlib
+from jaxrl_scale import run_directory
+run = run_directory.create(pathlib.Path(sys.argv[1]))
+run.write_json("config.json", {})
+print("ready", flush=True)
+time.sleep(60)
+"""
+    with python(code, tmp_path) as other:
+        assert other.stdout.readline() == "ready\n"
+        holder = f"process {other.pid} on {socket.gethostname()}"
+        for use in (run_directory.create, run_directory.open_existing):
+            with pytest.raises(UserError, match=f"in use by {re.escape(holder)}; stop it"):
+                use(tmp_path)
+        other.send_signal(signal.SIGKILL)
+        other.wait()
+    run_directory.open_existing(tmp_path).close()
+
+
+def test_one_process_cannot_use_a_directory_twice(run):
+    with pytest.raises(UserError, match=f"in use by process {os.getpid()}"):
+        run_directory.create(run.path)
+
+
+def test_a_file_system_without_locks_is_used_with_a_warning(tmp_path, monkeypatch):
+    def flock(*_):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(run_directory.fcntl, "flock", flock)
+    run = run_directory.create(tmp_path)
+    assert "knows no locks" in run.warning
+    run.close()
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(run, monkeypatch):
+    run.write_json("data.json", {"a": 1})
+
+    def crash(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", crash)
+    with pytest.raises(UserError, match=r"cannot write .*data\.json: No space left"):
+        run.write_json("data.json", {"a": 2})
+    assert run.read_json("data.json") == {"a": 1}
+    assert run.read_json("absent.json") is None
+
+
+def test_numbers_that_json_does_not_know_are_null():
+    data = {
+        "nan": float("nan"),
+        "inf": np.float32("inf"),
+        "array": np.array([1.5, np.nan]),
+        "jax": jnp.float32(0.5),
+        "count": np.int64(3),
+        "flag": np.bool_(True),
+        "nested": (1, {"x": -np.inf}),
+        "none": None,
+    }
+    assert run_directory.plain(data) == {
+        "nan": None,
+        "inf": None,
+        "array": [1.5, None],
+        "jax": 0.5,
+        "count": 3,
+        "flag": True,
+        "nested": [1, {"x": None}],
+        "none": None,
+    }
+
+
+def test_every_start_is_recorded(run):
+    run.record_start(["cpu:0"], resumed_from=None)
+    run.record_start(["cpu:0", "cpu:1"], resumed_from=7)
+    first, second = run.read_json("run.json")["starts"]
+    assert (first["devices"], first["resumed_from"]) == (["cpu:0"], None)
+    assert (second["devices"], second["resumed_from"]) == (["cpu:0", "cpu:1"], 7)
+    assert first["host"] == socket.gethostname()
+    assert first["versions"]["numpy"] == np.__version__
+    assert first["jax_flags"]["jax_num_cpu_devices"] == 8
+    assert "pytest" in first["command"]
+
+
+def test_the_commit_is_that_of_this_package_and_of_no_repository_around_it(tmp_path, monkeypatch):
+    def git(*arguments):
+        command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments]
+        subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+
+    monkeypatch.setattr(run_directory, "__file__", str(tmp_path / "run_directory.py"))
+    (tmp_path / "types.py").touch()
+    git("init")
+    git("commit", "--allow-empty", "-m", "of others")
+    assert run_directory.git_commit() is None
+    git("add", "types.py")
+    git("commit", "-m", "ours")
+    assert re.fullmatch("[0-9a-f]{40}", run_directory.git_commit())
+    (tmp_path / "types.py").write_text("changed")
+    assert re.fullmatch("[0-9a-f]{40}-dirty", run_directory.git_commit())
+
+
+# --- metrics.jsonl --------------------------------------------------------------------------
+
+
+def test_a_torn_last_line_is_left_out_and_any_other_damage_is_told(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"iteration": 1}\n{"iteration": 2}\n{"iterat')
+    assert metrics.read_rows(path) == [{"iteration": 1}, {"iteration": 2}]
+    path.write_bytes(b'{"iteration": 1}\n' + bytes(7))  # what a crashed ext4 may leave
+    assert metrics.read_rows(path) == [{"iteration": 1}]
+    path.write_text('{"iterat\n{"iteration": 2}\n')
+    with pytest.raises(UserError, match="line 1 is damaged"):
+        metrics.read_rows(path)
+    assert metrics.read_rows(tmp_path / "absent") == []
+
+
+def test_a_row_is_in_the_file_as_soon_as_it_is_logged(run):
+    sink = metrics.Metrics(run, QUIET, "test")
+    sink.log(row(1, loss=float("nan"), per_seed={"return": np.array([1.0, np.nan])}))
+    [read] = metrics.read_rows(run.metrics)
+    assert read == row(1, loss=None, per_seed={"return": [1.0, None]})
+    sink.close(None, 0)
+
+
+def test_a_resumed_run_leaves_the_files_of_one_that_never_stopped(tmp_path):
+    config = dataclasses.replace(QUIET, tensorboard=True)
+    whole = run_directory.create(tmp_path / "whole")
+    write(whole, config, range(1, 11))
+    halves = run_directory.create(tmp_path / "halves")
+    write(halves, config, range(1, 9))
+    with open(halves.metrics, "ab") as file:
+        file.write(b'{"iteration": 9, "env')
+    write(halves, config, range(6, 11), resume_iteration=5)
+
+    assert halves.metrics.read_bytes() == whole.metrics.read_bytes()
+    assert read_events(halves) == read_events(whole)
+    assert len(list(halves.tensorboard.iterdir())) == 1
+    whole.close()
+    halves.close()
+
+
+def test_the_summary_is_written_and_that_of_a_shorter_run_is_removed_on_resume(run):
+    sink = metrics.Metrics(run, QUIET, "test")
+    sink.log(row(1))
+    sink.close({"status": "done", "return_100": float("nan")}, 0)
+    assert run.read_json("summary.json") == {"status": "done", "return_100": None}
+    write(run, QUIET, [2], resume_iteration=1)
+    assert run.read_json("summary.json") is None
+
+
+@needs_full_device
+def test_a_full_disk_is_told_in_one_line(run):
+    run.metrics.symlink_to("/dev/full")
+    sink = metrics.Metrics(run, QUIET, "test")
+    with pytest.raises(UserError, match=r"cannot write .*metrics\.jsonl: No space left") as error:
+        sink.log(row(1))
+    assert error.value.status == 74
+    sink._file.close()
+
+
+def test_what_a_disk_still_took_when_it_filled_up_can_be_read(run):
+    sink = metrics.Metrics(run, QUIET, "test")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(UserError, match=r"metrics\.jsonl: File too large"):
+            log_for_ever(sink)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    sink.close(None, 74)
+    assert run.metrics.stat().st_size == 1000
+    rows = metrics.read_rows(run.metrics)
+    assert [r["iteration"] for r in rows] == list(range(1, len(rows) + 1))
+    assert len(rows) > 3
+
+
+# --- TensorBoard ----------------------------------------------------------------------------
+
+
+def read_events(run):
+    """``{tag: [(wall time, step, value)]}`` as TensorBoard itself reads it."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run.tensorboard), size_guidance={"scalars": 0}).Reload()
+    return {
+        tag: [(e.wall_time, e.step, e.value) for e in events.Scalars(tag)]
+        for tag in events.Tags()["scalars"]
+    }
+
+
+def test_tensorboard_shows_the_rows_under_grouped_tags_over_steps_of_one_agent(run):
+    config = dataclasses.replace(QUIET, tensorboard=True, num_seeds=4)
+    sink = metrics.Metrics(run, config, "test")
+    spread = {"return": [1.0, 9.0, None, 4.0], "loss": [1.0, 2.0, None, 3.0]}
+    sink.log(row(1, per_seed=spread, failed=[2], beta=0.5, policy_loss=float("nan")))
+    sink.log(row(2))
+    sink.close(None, 0)
+    events = read_events(run)
+    assert events["episode/return"] == [(1.8e9 + 1, 250, 1.5), (1.8e9 + 2, 500, 3.0)]
+    assert events["loss/total"] == [(1.8e9 + 1, 250, 1.0), (1.8e9 + 2, 500, 0.5)]
+    first = {tag: values[0][2] for tag, values in events.items()}
+    assert first["algo/beta"] == 0.5
+    assert (first["seeds/return_min"], first["seeds/return_max"]) == (1.0, 9.0)
+    assert first["seeds/failed"] == 1
+    assert not {"loss/policy", "algo/env_steps", "algo/time", "algo/per_seed"} & set(events)
+
+
+def test_events_are_cut_back_even_where_the_resumed_run_wants_none(run):
+    write(run, dataclasses.replace(QUIET, tensorboard=True), [1, 2, 3])
+    write(run, QUIET, [3], resume_iteration=2)
+    assert [step for _, step, _ in read_events(run)["loss/total"]] == [1000, 2000]
+
+
+@needs_full_device
+def test_a_disk_that_is_full_for_tensorboard_is_told_and_hangs_nothing(run, monkeypatch):
+    from tensorboardX import record_writer
+
+    full = open("/dev/full", "wb")  # noqa: SIM115
+    monkeypatch.setattr(record_writer, "open_file", lambda _: full)
+    monkeypatch.setattr(metrics, "_FLUSH_SECONDS", 0.0)
+    sink = metrics.Metrics.__new__(metrics.Metrics)  # the constructor's own flush fails first
+    sink._run, sink._num_seeds, sink.wandb = run, 1, None
+    sink._file = open(run.metrics, "ab", buffering=0)  # noqa: SIM115
+    sink._events = metrics._Events(run.tensorboard)
+    with pytest.raises(UserError, match=r"cannot write .*tensorboard: No space left"):
+        sink.log(row(1))
+    with pytest.raises(UserError, match=r"cannot write .*tensorboard: No space left"):
+        sink.close(None, 74)
+    assert sink._file.closed
+    with pytest.raises(OSError, match="No space left"):
+        full.close()
+
+
+# --- wandb ----------------------------------------------------------------------------------
+
+
+def read_wandb(folder):
+    """The records of an offline run: LevelDB's log format, 32 KiB blocks of checked pieces."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    [path] = folder.glob("*.wandb")
+    data, position, piece, records = path.read_bytes(), 7, b"", []
+    while position + 7 <= len(data):
+        if 32768 - position % 32768 < 7:
+            position += 32768 - position % 32768
+            continue
+        length, kind = struct.unpack_from("<HB", data, position + 4)
+        piece += data[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):  # whole, or the last piece
+            records.append(Record.FromString(piece))
+            piece = b""
+    return records
+
+
+def wandb_rows(folder):
+    return [
+        {
+            ".".join(item.nested_key) or item.key: json.loads(item.value_json)
+            for item in r.history.item
+        }
+        for r in read_wandb(folder)
+        if r.HasField("history")
+    ]
+
+
+def test_wandb_offline_holds_the_rows_and_a_resumed_run_keeps_its_id(run, capfd):
+    config = dataclasses.replace(QUIET, wandb="offline", seed=7)
+    said = []
+    sink = metrics.Metrics(run, config, "test", say=said.append)
+    for iteration in (1, 2, 3):
+        sink.log(row(iteration))
+    sink.close({"status": "stopped", "env_steps": 3000}, 75)
+    [first] = (run.path / "wandb").glob("offline-run-*")
+    rows = wandb_rows(first)
+    assert [(r["env_steps"], r["episode/return"]) for r in rows] == [
+        (1000, 1.5),
+        (2000, 3.0),
+        (3000, 4.5),
+    ]
+    records = read_wandb(first)
+    [started] = [r.run for r in records if r.HasField("run")]
+    sent = {item.key: json.loads(item.value_json) for item in started.config.update}
+    assert sent["seed"] == 7
+    assert sent["algo.learning_rate"] == config.algo.learning_rate
+    assert started.display_name == "test-seed7"
+    [axis] = [r.metric for r in records if r.HasField("metric") and r.metric.glob_name == "*"]
+    assert axis.step_metric == "env_steps"
+    assert [r.exit.exit_code for r in records if r.HasField("exit")] == [75]
+    assert said == []
+    assert sink.places()["wandb"].endswith(first.name)
+
+    time.sleep(1.1)  # wandb names its folders by the second
+    write(run, config, [3, 4], resume_iteration=2, say=said.append)
+    [_, second] = sorted((run.path / "wandb").glob("offline-run-*"))
+    assert [r["env_steps"] for r in wandb_rows(second)] == [3000, 4000]
+    [resumed] = [r.run for r in read_wandb(second) if r.HasField("run")]
+    assert resumed.run_id == started.run_id == run.read_json("wandb.json")["id"]
+    assert said == [
+        f"wandb: run {started.run_id} goes on; it keeps the rows logged after the checkpoint "
+        "(1) and gets them again with the same values"
+    ]
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("setting", "environment", "mode"),
+    [
+        ("auto", None, "auto"),
+        ("auto", "offline", "offline"),
+        ("auto", "dryrun", "offline"),
+        ("auto", "disabled", "disabled"),
+        ("online", "disabled", "online"),
+        ("disabled", "online", "disabled"),
+    ],
+)
+def test_the_config_decides_wandbs_mode_and_then_the_environment(
+    setting, environment, mode, monkeypatch
+):
+    if environment:
+        monkeypatch.setenv("WANDB_MODE", environment)
+    assert wandb_sink.wandb_mode(Config(wandb=setting)) == mode
+
+
+def test_training_goes_on_when_wandb_breaks(run, monkeypatch):
+    def broken(*_, **__):
+        raise RuntimeError("no\n  such luck")
+
+    module = types.SimpleNamespace(
+        init=broken, setup=lambda _: None, Settings=lambda **_: None, teardown=lambda **_: None
+    )
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    said = []
+    sink = write(run, dataclasses.replace(QUIET, wandb="offline"), [1, 2], say=said.append)
+    assert said == ["wandb: off, for no such luck; metrics.jsonl has everything"]
+    assert len(metrics.read_rows(run.metrics)) == 2
+    assert "wandb" not in sink.places()
+
+
+RUN_WITH_WANDB = """
+import sys, time, pathlib
+from jaxrl_scale import config, metrics, run_directory, wandb_sink
+wandb_sink.INIT_SECONDS = wandb_sink.FINISH_SECONDS = 2
+run = run_directory.create(pathlib.Path(sys.argv[1]))
+sink = metrics.Metrics(run, config.Config(wandb=sys.argv[2]), "test")
+sink.log({"iteration": 1, "env_steps": 10, "time": 1.8e9, "loss": 1.0})
+sink.close(None, 0)
+"""
+
+
+def test_without_an_account_wandb_is_offline_and_asks_for_nothing(tmp_path):
+    for mode, said in (("auto", ""), ("online", "wandb: offline, for no account was found")):
+        output = in_terminal([sys.executable, "-c", RUN_WITH_WANDB, str(tmp_path / mode), mode])
+        assert output.startswith(said)
+        assert output.count("\n") == bool(said)
+        [folder] = (tmp_path / mode / "wandb").glob("offline-run-*")
+        assert [r["loss/total"] for r in wandb_rows(folder)] == [1.0]
+
+
+def test_a_wandb_server_that_never_answers_leaves_the_run_offline(tmp_path, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.getsockname()[1]}")
+        monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+        began = time.monotonic()
+        output = in_terminal([sys.executable, "-c", RUN_WITH_WANDB, str(tmp_path), "auto"])
+        assert time.monotonic() - began < 15
+    assert re.fullmatch(r"wandb: offline, for .*\n", output)
+    [folder] = (tmp_path / "wandb").glob("offline-run-*")
+    assert [r["loss/total"] for r in wandb_rows(folder)] == [1.0]
+
+
+# --- the terminal ---------------------------------------------------------------------------
+
+
+def in_terminal(command):
+    """Run a command in a terminal of 80 columns; what it prints, a prompt included."""
+    master, slave = os.openpty()
+    environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}
+    ends = {"stdin": slave, "stdout": slave, "stderr": slave}
+    with subprocess.Popen(command, cwd=REPOSITORY, env=environment, **ends) as process:
+        os.close(slave)
+        output = b""
+        try:
+            while select.select([master], [], [], 60)[0]:
+                output += os.read(master, 65536)
+            process.kill()
+        except OSError:  # Linux says so when the last writer is gone
+            pass
+    os.close(master)
+    assert process.returncode == 0, output.decode()
+    return output.decode().replace("\r\n", "\n")
+
+
+def summary(**changes):
+    return {
+        "status": "done",
+        "iterations": 100,
+        "num_seeds": 1,
+        "failed": [],
+        "env_steps": 810_000,
+        "return_100": 480.0,
+        "evaluation": {
+            "mean": 490.25,
+            "iqm": 495.0,
+            "ci95": (481.25, 499.75),
+            "episodes": 128,
+            "per_seed": [490.25],
+        },
+        "target_return": 475.0,
+        "seconds_to_target": 6.31,
+        "wall_seconds": 72.3,
+        "compile_seconds": 4.12,
+        "steps_per_second": 81_234.0,
+        "peak_memory_mb": 1612.3,
+        **changes,
+    }
+
+
+def test_without_a_terminal_there_are_about_twenty_plain_lines():
+    stream = io.StringIO()
+    shown = terminal.Terminal(QUIET, stream)
+    shown.start("headline")
+    shown.phase("compiling")
+    for iteration in range(1, 101):
+        shown.update(row(iteration))
+    headline, *lines = stream.getvalue().splitlines()
+    assert headline == "headline"
+    assert [int(line.split("%")[0]) for line in lines] == [1, *range(5, 101, 5)]
+    assert lines[10] == " 50%         50,000 steps     500 steps/s  return     62.5      1:40 left"
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_the_bar_is_live_in_a_terminal_and_gives_the_cursor_back():
+    code = """
+import time
+from jaxrl_scale import config, terminal
+from tests.test_metrics import QUIET, row, summary
+shown = terminal.Terminal(QUIET)
+shown.start("headline")
+shown.phase("training")
+shown.update(row(42, env_steps=1_050_000, steps_per_second=812_000.0, return_100=187.3))
+time.sleep(0.5)
+shown.message("a [message]")
+shown.finish("finished", summary(), {"run directory": "runs/x"})
+"""
+    output = in_terminal([sys.executable, "-W", "error", "-c", code])
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", output)
+    assert re.search(r"training .*━ +42% 1\.05M steps 812k/s return 187\.3 1\.8 s left", text), text
+    assert text.startswith("headline\n")
+    assert "a [message]\n" in text
+    assert text.endswith("╯\n")
+    assert "run directory     │ runs/x" in text
+    assert all(len(line) <= 80 for line in re.split("[\r\n]", text))
+    assert output.rindex("\x1b[?25h") > output.rindex("\x1b[?25l")
+
+
+def test_the_final_table_of_one_agent():
+    stream = io.StringIO()
+    terminal.Terminal(QUIET, stream).finish("cartpole: done", summary(), {"wandb": "here"})
+    assert stream.getvalue().splitlines() == [
+        "cartpole: done",
+        "  evaluation return  490.2  (95% interval 481.2 to 499.8; 128 episodes)",
+        "  training return    480.0  (last 100 episodes)",
+        "  target return      475.0  (reached after 6.3 s)",
+        "  environment steps  810,000  (81.2k a second)",
+        "  time               1:12  (compilation 4.1 s)",
+        "  peak memory        1,612 MB",
+        "  wandb              here",
+    ]
+
+
+def test_the_final_table_of_several_agents_names_the_worst_and_the_failed():
+    config = dataclasses.replace(QUIET, seed=10, num_seeds=5)
+    evaluation = summary()["evaluation"] | {"per_seed": [500.0, 200.5, None, 490.0, 480.0]}
+    result = summary(
+        num_seeds=5, failed=[2], evaluation=evaluation, seconds_to_target=None, return_100=None
+    )
+    lines = dict(terminal.summary_lines(config, result))
+    assert lines["evaluation return"].startswith("495.0  (IQM, 95% interval")
+    assert lines["  min, max"] == "200.5, 500.0"
+    assert lines["  worst seeds"] == "11: 200.5, 14: 480.0, 13: 490.0"
+    assert lines["seeds"] == "5  (1 failed: 12)"
+    assert lines["target return"] == "475.0  (not reached)"
+    assert "training return" not in lines
+
+
+def test_a_run_outlives_the_reader_of_its_output():
+    read, written = os.pipe()
+    os.close(read)
+    with os.fdopen(written, "w") as stream:
+        shown = terminal.Terminal(QUIET, stream)
+        shown.message("nobody reads this")
+        shown.update(row(1))
+        shown._stream.close()
+        with pytest.raises(OSError, match="Broken pipe"):  # what was left in the buffer
+            stream.close()
+
+
+def test_the_time_left_is_that_of_the_steps_left():
+    # 10 of 40 iterations took 8,000 valid steps: 24,000 are left, at 600 a second
+    shown = {"iteration": 10, "env_steps": 8000, "steps_per_second": 600.0}
+    assert terminal.seconds_left(shown, 40) == 40.0
+    assert terminal.seconds_left(shown | {"steps_per_second": None}, 40) is None
+
+
+def test_numbers_are_shown_for_people():
+    assert [terminal.compact(n) for n in (None, 0, 950, 999.7, 81_234, 1_050_000, 2e9)] == [
+        *("-", "0", "950", "1.00k", "81.2k", "1.05M", "2.00G")
+    ]
+    assert [terminal.number(n) for n in (None, 0.0, -82.44, 1234.5, 0.03124, 500.0)] == [
+        *("-", "0.0", "-82.4", "1,234", "0.0312", "500.0")
+    ]
+    assert [terminal.duration(s) for s in (None, 4.24, 9.96, 59.6, 3723, 97_445)] == [
+        *("-", "4.2 s", "0:10", "1:00", "1:02:03", "1d 03:04:05")
+    ]
