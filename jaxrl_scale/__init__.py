@@ -1,1 +1,19 @@
-"""Reinforcement learning in JAX, from the physics to the gradient."""
+"""Reinforcement learning in JAX, from the physics to the gradient, on any number of devices.
+
+``from jaxrl_scale import Config, load, train``. Nothing is imported before it is asked for,
+so that the commands can set JAX up first.
+"""
+
+from typing import Any
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Config":
+        from jaxrl_scale.config import Config
+
+        return Config
+    if name == "load":
+        from jaxrl_scale.evaluate import load
+
+        return load
+    raise AttributeError(f"module 'jaxrl_scale' has no attribute {name!r}")

@@ -126,14 +126,14 @@ def map_exact(f: Callable[..., PyTree], *trees: PyTree, trips: Array | None = No
     number of rounds (1) in a form that XLA cannot see through, over a second slice that is
     never visited.
     """
-    count = jax.tree.leaves(trees)[0].shape[0]
-    if count == 1 and trips is None:
+    if jax.tree.leaves(trees)[0].shape[0] > 1:
+        return jax.lax.map(lambda args: f(*args), trees)
+    if trips is None:
         return jax.tree.map(lambda y: y[None], f(*jax.tree.map(lambda x: x[0], trees)))
-    if count == 1:
-        trees = jax.tree.map(lambda x: jnp.broadcast_to(x, (2, *x.shape[1:])), trees)
+    doubled = jax.tree.map(lambda x: jnp.broadcast_to(x, (2, *x.shape[1:])), trees)
 
     def slice_of(i: Any) -> tuple[PyTree, ...]:
-        return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, 0, False), trees)
+        return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, 0, False), doubled)
 
     def one_round(i: Any, out: PyTree) -> PyTree:
         def put(buffer: Array, y: Array) -> Array:
@@ -142,10 +142,9 @@ def map_exact(f: Callable[..., PyTree], *trees: PyTree, trips: Array | None = No
         return jax.tree.map(put, out, f(*slice_of(i)))
 
     shapes = jax.eval_shape(f, *jax.eval_shape(slice_of, 0))
-    size = max(count, 2)
-    empty = jax.tree.map(lambda y: jnp.empty((size, *y.shape), y.dtype), shapes)
-    out = jax.lax.fori_loop(0, count if trips is None else trips, one_round, empty)
-    return jax.tree.map(lambda y: y[:count], out)
+    empty = jax.tree.map(lambda y: jnp.empty((2, *y.shape), y.dtype), shapes)
+    out = jax.lax.fori_loop(0, trips, one_round, empty)
+    return jax.tree.map(lambda y: y[:1], out)
 
 
 def _by_dtype(f: Callable[[Array], Array], tree: PyTree) -> PyTree:
@@ -257,8 +256,15 @@ class Placement:
         what = "seeds" if by_seeds else "shards"
         idle = f", {self.idle} idle" if self.idle else ""
         kind = f"{self.devices[0].platform} device" + "s" * (self.num_devices > 1)
-        sums = "exact" if self.exact else "pooled"
-        return f"{self.num_devices} {kind} with {held} {what} each{idle}, {sums} sums"
+        return f"{self.num_devices} {kind} with {held} {what} each{idle}, {self.reduction} sums"
+
+    @property
+    def reduction(self) -> str:
+        return "exact" if self.exact else "pooled"
+
+    def names(self) -> list[str]:
+        """A text for each device, for the run's record."""
+        return [f"{d.platform}:{d.id} {d.device_kind}" for d in self.devices]
 
     def pool(self) -> Pool:
         if self.by_members:

@@ -24,9 +24,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_scale import checkpoint as checkpoints
 from jaxrl_scale import config as cfg
 from jaxrl_scale import distributed, envs, rollout
-from jaxrl_scale.checkpoint import Checkpoints
 from jaxrl_scale.config import Config
 from jaxrl_scale.distributed import Placement
 from jaxrl_scale.runner import EVALUATE, Runner, member_key
@@ -248,8 +248,8 @@ def load(run_dir: str | Path, member: int = 0, checkpoint: str = "latest") -> Ag
     env = envs.make(config.env, **config.env_kwargs)
     placement = distributed.place(config.replace(devices=1), jax.local_devices())
     runner = Runner(config, env, placement)
-    saved = Checkpoints(run_dir / "checkpoints", config.keep_checkpoints, read_only=True)
-    found = saved.restore(
+    found = checkpoints.restore(
+        run_dir / "checkpoints",
         runner.abstract_state(),
         lambda text: print(text, file=sys.stderr),
         best=checkpoint == "best",

@@ -25,7 +25,8 @@ import statistics
 import string
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from html import escape
 from importlib import resources
@@ -34,7 +35,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_scale.metrics import Row, read_rows
+from jaxrl_scale.metrics import TIMINGS, Row, read_rows
 from jaxrl_scale.run_directory import io_errors, short
 from jaxrl_scale.terminal import compact, duration, number
 from jaxrl_scale.types import UserError
@@ -65,10 +66,7 @@ METRICS = {
     "learning_rate": "learning rate",
 }
 """The small plots, in this order; an algorithm's other metrics follow under their own names."""
-_NOT_DRAWN = frozenset(
-    "iteration env_steps time wall_seconds compile_seconds steps_per_second episodes return "
-    "return_100 per_seed failed updates".split()
-)
+_NOT_DRAWN = TIMINGS | {"iteration", "env_steps", "episodes", "return", "return_100", "updates"}
 
 
 # --- what a run left behind -----------------------------------------------------------------
@@ -129,9 +127,12 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
         depth += 1
     runs = []
     for k, path in enumerate(paths):
-        if not (path / "config.json").is_file():
+        config = _flat(_read_json(path / "config.json"))
+        if not (path / "config.json").exists():
             what = "is no run directory: it has no config.json"
             raise UserError(f"{short(path)} {what if path.exists() else 'does not exist'}")
+        if missing := {"env", "num_envs", "rollout_length", "total_steps"} - set(config):
+            raise UserError(f"{short(path / 'config.json')} lacks {', '.join(sorted(missing))}")
         rows = read_rows(path / "metrics.jsonl")
         if not rows:
             raise UserError(f"{short(path)} has no metrics yet; log_every says when they come")
@@ -141,7 +142,7 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
                 label="/".join(path.parts[-depth:]),
                 color=COLORS[k % len(COLORS)],
                 line=LINES[k // len(COLORS) % len(LINES)],
-                config=_flat(_read_json(path / "config.json")),
+                config=config,
                 rows=rows,
                 summary=_read_json(path / "summary.json"),
                 starts=_read_json(path / "run.json").get("starts", []),
@@ -202,16 +203,17 @@ def curve(run: Run, metric: str) -> Curve:
     """A metric of a run, thinned to `CURVE_POINTS` rows, the last one among them."""
     stride = math.ceil(len(run.rows) / CURVE_POINTS)
     rows = run.rows[::-stride][::-1]
-    per_seed = [(row.get("per_seed") or {}).get(metric) for row in rows]
-    width = max((len(values) for values in per_seed if values), default=0)
-    seeds = np.array([_floats(values or [None] * width) for values in per_seed])
-    for values, row in zip(seeds, rows, strict=True):
-        values[row.get("failed", [])] = np.nan
+    width = max(len((row.get("per_seed") or {}).get(metric, ())) for row in rows)
+
+    def seeds(row: Row) -> list[float]:
+        values = (row.get("per_seed") or {}).get(metric) or [None] * width
+        return _floats(None if m in (row.get("failed") or ()) else v for m, v in enumerate(values))
+
     return Curve(
         steps=np.array(_floats(row["env_steps"] for row in rows)) / run.num_seeds,
-        hours=np.array(_floats(row.get("wall_seconds") for row in rows)) / 3600,
+        hours=np.array(_floats(row["wall_seconds"] for row in rows)) / 3600,
         center=np.array(_floats(row.get(metric) for row in rows)),
-        seeds=seeds,
+        seeds=np.array([seeds(row) for row in rows]),
     )
 
 
@@ -247,151 +249,120 @@ class Plot(NamedTuple):
     png: bytes
 
 
-def draw(
+@contextmanager
+def _plot(
+    plots: list[Plot],
     name: str,
-    title: str,
-    x_label: str,
-    y_label: str,
-    paint: Callable[[Axes], None],
+    labels: tuple[str, str, str],
     legend: Sequence[Run] = (),
     size: tuple[float, float] = (6.2, 3.9),
-) -> Plot:
-    """A plot in the page's style, drawn by ``paint``; no global state of matplotlib's."""
+) -> Iterator[Axes]:
+    """Axes in the page's style, which become one of ``plots``; matplotlib's global state stays
+    untouched. ``labels`` are the title and those of the two axes."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
-    from matplotlib.ticker import FuncFormatter
+    from matplotlib.ticker import EngFormatter
 
-    ink, soft = "#1b1f24", "#5b6470"
+    ink, soft, pale = "#1b1f24", "#5b6470", "#c4cad1"
     below = 0.23 * math.ceil(len(legend) / 2)  # inches
     figure = Figure((size[0], size[1] + below), dpi=160, layout="constrained")
     axes = figure.add_subplot()
-    paint(axes)
-    axes.set_title(title, loc="left", fontsize=11, fontweight="bold", color=ink, pad=10)
-    axes.set_xlabel(x_label, fontsize=9, color=soft)
-    axes.set_ylabel(y_label, fontsize=9, color=soft)
-    axes.tick_params(labelsize=8.5, labelcolor=soft, color="#c4cad1")
+    axes.set_title(labels[0], loc="left", fontsize=11, fontweight="bold", color=ink, pad=10)
+    axes.set_xlabel(labels[1], fontsize=9, color=soft)
+    axes.set_ylabel(labels[2], fontsize=9, color=soft)
+    axes.tick_params(labelsize=8.5, labelcolor=soft, color=pale)
     axes.grid(color="#e6e9ed", linewidth=0.8)
     axes.set_axisbelow(True)
-    for side, spine in axes.spines.items():
-        spine.set_visible(side in ("left", "bottom"))
-        spine.set_color("#c4cad1")
-    for axis, label in ((axes.xaxis, x_label), (axes.yaxis, y_label)):
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(pale)
+    for axis, label in ((axes.xaxis, labels[1]), (axes.yaxis, labels[2])):
         if "steps" in label:
-            axis.set_major_formatter(FuncFormatter(lambda value, _: compact(value)))
+            axis.set_major_formatter(EngFormatter(sep=""))
+    yield axes
     if len(legend) > 1:
-        handles = [
-            Line2D([], [], color=r.color, linestyle=r.line, linewidth=2, label=_cut(r.label))
-            for r in legend
-        ]
-        figure.legend(
-            handles=handles, loc="outside lower left", ncols=2, frameon=False, fontsize=8.5
-        )
+        for run in legend:
+            axes.plot([], [], color=run.color, linestyle=run.line, label=_cut(run.label))
+        figure.legend(loc="outside lower left", ncols=2, frameon=False, fontsize=8.5)
     buffer = io.BytesIO()
     FigureCanvasAgg(figure).print_png(buffer)
-    return Plot(re.sub(r"[^\w.-]+", "-", name), title, buffer.getvalue())
+    plots.append(Plot(re.sub(r"[^\w.-]+", "-", name), labels[0], buffer.getvalue()))
 
 
 def learning_plots(runs: Sequence[Run]) -> list[Plot]:
     """The returns of each environment's runs, over environment steps and over time."""
-    plots = []
+    plots: list[Plot] = []
     for env in dict.fromkeys(run.config["env"] for run in runs):
         here = [run for run in runs if run.config["env"] == env]
-        curves = [(run, curve(run, _return_metric(run))) for run in here]
-        bands = [c.interval() for _, c in curves]
-        faint = sum(max(1, c.seeds.shape[1]) for _, c in curves) <= 30
-        targets = {run.config.get("target_return") for run in here} - {None}
-        unit, scale = _time_unit(max(np.nanmax(c.hours) for _, c in curves))
-
-        for over in ("steps", "time"):
-
-            def paint(axes: Axes, over: str = over) -> None:
-                for (run, c), (low, high) in zip(curves, bands, strict=True):  # noqa: B023
-                    x = c.steps if over == "steps" else c.hours * scale  # noqa: B023
-                    if c.seeds.shape[1]:
-                        axes.fill_between(x, low, high, color=run.color, alpha=0.18, linewidth=0)
-                        if faint:  # noqa: B023
-                            axes.plot(x, c.seeds, color=run.color, alpha=0.3, linewidth=0.6)
-                    else:
+        curves = [curve(run, _return_metric(run)) for run in here]
+        bands = [c.interval() for c in curves]
+        few_lines = sum(c.seeds.shape[1] for c in curves) <= 30
+        unit, scale = _time_unit(curves)
+        for over, words, label in (
+            ("steps", "environment steps", "environment steps of one agent"),
+            ("time", "wall-clock time", f"wall-clock time ({unit}), compilation included"),
+        ):
+            labels = (f"{env}: return by {words}", label, "return")
+            with _plot(plots, f"return-by-{over}-{env}", labels, here) as axes:
+                for run, c, (low, high) in zip(here, curves, bands, strict=True):
+                    x = c.steps if over == "steps" else c.hours * scale
+                    if not c.seeds.size:
                         raw = curve(run, "return").center
                         axes.plot(x, raw, color=run.color, alpha=0.3, linewidth=0.9)
+                    elif few_lines:
+                        axes.plot(x, c.seeds, color=run.color, alpha=0.3, linewidth=0.6)
+                    axes.fill_between(x, low, high, color=run.color, alpha=0.2, linewidth=0)
                     _line(axes, run, x, c.center)
-                for target in sorted(targets):  # noqa: B023
+                axes.set_xlim(left=0)
+                for target in sorted({float(r.config.get("target_return") or "nan") for r in here}):
                     axes.axhline(target, color="#5b6470", linestyle=(0, (4, 3)), linewidth=1)
-                    axes.annotate(
-                        f"target {number(target)}",
-                        (1, target),
-                        (0, 3),
-                        xycoords=("axes fraction", "data"),
-                        textcoords="offset points",
-                        ha="right",
-                        fontsize=8,
-                        color="#5b6470",
-                    )
-
-            by, label = ("environment steps", "environment steps of one agent")
-            if over == "time":
-                by, label = ("wall-clock time", f"wall-clock time ({unit}), compilation included")
-            name, title = f"return-by-{over}-{env}", f"{env}: return by {by}"
-            plots.append(draw(name, title, label, "return", paint, here))
+                    place = {"transform": axes.get_yaxis_transform(), "va": "bottom"}
+                    style: Any = {"fontsize": 8, "color": "#5b6470", **place}
+                    axes.text(0.01, target, f"target {target:g}", **style)
     return plots
 
 
-def throughput_plots(runs: Sequence[Run]) -> list[Plot]:
+def speed_plots(runs: Sequence[Run]) -> list[Plot]:
     """Speed over time; with several runs also their speeds and compile times as bars."""
-    curves = [(run, curve(run, "steps_per_second")) for run in runs]
-    unit, scale = _time_unit(max(np.nanmax(c.hours) for _, c in curves))
-
-    def over_time(axes: Axes) -> None:
-        for run, c in curves:
+    plots: list[Plot] = []
+    curves = [curve(run, "steps_per_second") for run in runs]
+    unit, scale = _time_unit(curves)
+    labels = ("Throughput over time", f"wall-clock time ({unit})", "steps a second")
+    with _plot(plots, "throughput", labels, runs) as axes:
+        for run, c in zip(runs, curves, strict=True):
             _line(axes, run, c.hours * scale, c.center)
+        axes.set_xlim(left=0)
         axes.set_ylim(bottom=0)
-
-    label = f"wall-clock time ({unit})"
-    plots = [draw("throughput", "Throughput over time", label, "steps a second", over_time, runs)]
     if len(runs) == 1:
         return plots
+    size = (6.2, max(1.9, 1.1 + 0.36 * len(runs)))
     for key, title, label, text in (
         ("steps_per_second", "Throughput, without compilation", "steps a second", compact),
         ("compile_seconds", "Compilation", "seconds", duration),
     ):
         values = [run.result.get(key) for run in runs]
-
-        def bars(
-            axes: Axes, values: list[float | None] = values, text: Callable[..., str] = text
-        ) -> None:
-            drawn = axes.barh(
-                range(len(runs)), [v or 0 for v in values], 0.62, color=[r.color for r in runs]
-            )
-            axes.bar_label(drawn, [text(v) for v in values], padding=4, fontsize=8.5)
-            axes.set_yticks(range(len(runs)), [_cut(run.label) for run in runs])
+        with _plot(plots, f"bars-{key}", (title, label, ""), size=size) as axes:
+            places = range(len(runs))
+            bars = axes.barh(places, _floats(values), 0.62, color=[run.color for run in runs])
+            axes.bar_label(bars, [text(v) for v in values], padding=4, fontsize=8.5)
+            axes.set_yticks(places, [_cut(run.label) for run in runs])
             axes.invert_yaxis()
             axes.margins(x=0.16)
-
-        size = (6.2, max(1.9, 1.1 + 0.36 * len(runs)))
-        plots.append(draw(f"bars-{key}", title, label, "", bars, size=size))
     return plots
 
 
 def metric_plots(runs: Sequence[Run]) -> list[Plot]:
     """A small plot for each of the metrics that some run has."""
-    found = dict.fromkeys(
-        name
-        for run in runs
-        for row in run.rows
-        for name, value in row.items()
-        if isinstance(value, int | float) and name not in _NOT_DRAWN
-    )
-    plots = []
+    plots: list[Plot] = []
+    rows = [row for run in runs for row in run.rows]
+    numbers = (k for row in rows for k, v in row.items() if isinstance(v, int | float))
+    found = dict.fromkeys(name for name in numbers if name not in _NOT_DRAWN)
     for name in [*(m for m in METRICS if m in found), *(m for m in found if m not in METRICS)]:
-        curves = [(run, curve(run, name)) for run in runs]
-
-        def paint(axes: Axes, curves: list[tuple[Run, Curve]] = curves) -> None:
-            for run, c in curves:
+        labels = (METRICS.get(name, name.replace("_", " ")), "steps of one agent", "")
+        with _plot(plots, name, labels, size=(3.6, 2.5)) as axes:
+            for run in runs:
+                c = curve(run, name)
                 _line(axes, run, c.steps, c.center, 1.3)
-
-        title = METRICS.get(name, name.replace("_", " "))
-        plots.append(draw(name, title, "steps of one agent", "", paint, size=(3.6, 2.5)))
+            axes.set_xlim(left=0)
     return plots
 
 
@@ -402,9 +373,10 @@ def _line(axes: Axes, run: Run, x: np.ndarray, y: np.ndarray, width: float = 1.9
     axes.plot(x[known], y[known], linewidth=width, **style)
 
 
-def _time_unit(hours: float) -> tuple[str, float]:
+def _time_unit(curves: Iterable[Curve]) -> tuple[str, float]:
     """The unit for a time axis, and how many of it an hour has."""
-    return ("hours", 1) if hours > 3 else ("minutes", 60) if hours > 0.05 else ("seconds", 3600)
+    longest = max(np.nanmax(c.hours) for c in curves)
+    return ("hours", 1) if longest > 3 else ("minutes", 60) if longest > 0.05 else ("seconds", 3600)
 
 
 def _cut(label: str, most: int = 34) -> str:
@@ -438,7 +410,7 @@ def episode(run: Run, folder: Path) -> Episode:
         frames = agent.record()
         gif, every = _gif(frames, folder)
     except UserError as error:
-        return Episode(b"", str(error))
+        return Episode(b"", str(error).replace(str(run.path), "the run"))
     except Exception as error:  # whatever a foreign environment raises, the report is wanted
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         return Episode(b"", f"the episode could not be recorded ({reason})")
@@ -481,19 +453,20 @@ def results(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
     for run in runs:
         result = run.result
         first, count = run.config.get("seed", 0), run.num_seeds
-        failed = ", ".join(str(first + int(m)) for m in result["failed"])
-        scores = [x for x in (result.get("evaluation") or {}).get("per_seed", []) if x is not None]
+        failed = [first + int(member) for member in result["failed"]]
+        scores = (result.get("evaluation") or {}).get("per_seed", [])
+        worst = min([(x, first + m) for m, x in enumerate(scores) if x is not None], default=None)
         memory = result.get("peak_memory_mb")
         table.append(
             [
-                f"{_chip(run)}{escape(run.label)}<small>{escape(run.status)}</small>",
+                f"{_name(run)}<small>{escape(run.status)}</small>",
                 escape(str(run.config["env"])),
                 escape(str(run.config.get("algo", "")).upper()),
-                f"{count}<small>{f'{first} to {first + count - 1}' if count > 1 else first}</small>",
+                f"{count}<small>{_seeds(range(first, first + count))}</small>",
                 f"{result['env_steps']:,}",
                 "{}<small>{}</small>".format(*_evaluation(run)),
-                number(min(scores)) if count > 1 and scores else "–",
-                f"{len(result['failed'])}<small>{failed}</small>",
+                f"{number(worst[0])}<small>seed {worst[1]}</small>" if worst and count > 1 else "–",
+                f"{len(failed)}<small>{_seeds(failed)}</small>",
                 number(result["return_100"]),
                 duration(result["wall_seconds"]),
                 duration(result["compile_seconds"]),
@@ -503,6 +476,12 @@ def results(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
             ]
         )
     return heads.split(","), table
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    if isinstance(seeds, range) and len(seeds) > 1:
+        return f"{seeds[0]} to {seeds[-1]}"
+    return ", ".join(map(str, seeds)) and f"seed {', '.join(map(str, seeds))}"
 
 
 def _evaluation(run: Run) -> tuple[str, str]:
@@ -523,83 +502,62 @@ def _to_target(run: Run) -> str:
     return duration(reached)
 
 
-def page(runs: Sequence[Run], plots: dict[str, list[Plot]], episodes: list[Episode]) -> str:
-    """The whole HTML text. ``plots`` are by section, ``episodes`` of the first runs."""
+def page(runs: Sequence[Run], plots: Sequence[list[Plot]], episodes: Sequence[Episode]) -> str:
+    """The whole HTML text. ``plots`` are of learning, speed and metrics, ``episodes`` those of
+    the first runs."""
     one = runs[0] if len(runs) == 1 else None
-    title = one.label if one else f"{len(runs)} runs compared"
     heads, table = results(runs)
-    parts = [f"<h1>{escape(title)}</h1>"]
-    if one:
-        parts.append(f"<p>{table[0][2]} on {table[0][1]} · {escape(one.status)}</p>{_tiles(one)}")
-    parts += [
-        "<h2>Results</h2>",
-        "<p>Evaluation: undiscounted return of greedy episodes after training. Of several seeds, "
-        "the interquartile mean over them; below it the 95 % bootstrap interval. Steps are those "
-        "of all seeds together; steps a second leave compilation out.</p>",
-        _table(heads, table, "wide", numbers_from=3),
+    learning, speed, metrics = (
+        "".join(_figure("png", plot.png, plot.title) for plot in drawn) for drawn in plots
+    )
+    shown = [
+        _figure(
+            "gif", e.gif, f"an episode of {run.label}", f"<b>{escape(run.label)}</b><br>{e.text}"
+        )
+        for run, e in zip(runs, episodes, strict=False)
     ]
-    legend = "".join(f"<li>{_chip(run)}{escape(run.label)}</li>" for run in runs)
-    for section, drawn in plots.items():
-        parts.append(f"<h2>{section}</h2><p>{_NOTES[section]}</p>")
-        small = section == "Training metrics"
-        if small and not one:
-            parts.append(f'<ul class="legend">{legend}</ul>')
-        figures = (_figure(_data("png", plot.png), plot.title) for plot in drawn)
-        parts.append(f'<div class="plots{" small" * small}">{"".join(figures)}</div>')
-    if episodes:
-        parts.append('<h2>An episode</h2><div class="plots episodes">')
-        for run, found in zip(runs, episodes, strict=False):
-            text = f"<b>{escape(run.label)}</b><br>{escape(found.text)}"
-            image = _data("gif", found.gif) if found.gif else ""
-            parts.append(_figure(image, f"an episode of {run.label}", text))
-        parts.append("</div>")
-    parts += ["<h2>Configuration</h2>", *_configuration(runs)]
-    parts += ["<h2>Versions and devices</h2>", _table(*_origins(runs), numbers_from=99)]
-    template = resources.files("jaxrl_scale").joinpath("report.html").read_text()
-    return string.Template(template).substitute(title=escape(title), content="\n".join(parts))
-
-
-_NOTES = {
-    "Learning": "One seed: mean return of the last 100 episodes, and faintly of those since the "
-    "row before. Several: interquartile mean over the seeds that did not fail, its 95 % bootstrap "
-    "interval over them, and thin lines for the seeds where there are few.",
-    "Speed": "Steps of all seeds together.",
-    "Training metrics": "Over environment steps of one agent; of several seeds the interquartile "
-    "mean.",
-}
+    template = resources.files("jaxrl_scale").joinpath("report.html").read_text("utf-8")
+    return string.Template(template).substitute(
+        title=escape(one.label if one else f"{len(runs)} runs compared"),
+        subtitle=f"{table[0][2]} on {table[0][1]} · {escape(one.status)}" if one else "",
+        tiles=_tiles(one) if one else "",
+        results=_table(heads, table, numbers_from=3),
+        learning=learning,
+        speed=speed,
+        legend="" if one else "".join(f"<li>{_name(run)}</li>" for run in runs),
+        metrics=metrics,
+        episodes="".join(shown) or "<p>None was asked for.</p>",
+        configuration=_configuration(runs),
+        origins=_table(*_origins(runs)),
+    )
 
 
 def _tiles(run: Run) -> str:
     result, (score, interval) = run.result, _evaluation(run)
     target = result.get("target_return")
+    compiling = duration(result["compile_seconds"])
     tiles = [
-        (score, f"evaluation return, {interval}" if interval else "evaluation return: none yet"),
+        (score, f"evaluation return ({f'95 % interval {interval}' if interval else 'none yet'})"),
         (number(result["return_100"]), "training return, last 100 episodes"),
         (compact(result["steps_per_second"]), "environment steps a second"),
-        (duration(result["wall_seconds"]), f"of which compiling {_compiling(result)}"),
+        (duration(result["wall_seconds"]), f"wall time, of which compiling {compiling}"),
     ]
     if target is not None:
-        tiles.insert(1, (_to_target(run), f"time to the target return {number(target)}"))
-    inner = (f'<div class="tile"><b>{big}</b><span>{text}</span></div>' for big, text in tiles)
-    return f'<div class="tiles">{"".join(inner)}</div>'
+        tiles.insert(1, (_to_target(run), f"time to the target return of {target:g}"))
+    return "".join(f'<div class="tile"><b>{big}</b>{text}</div>' for big, text in tiles)
 
 
-def _compiling(result: dict[str, Any]) -> str:
-    return duration(result["compile_seconds"])
-
-
-def _configuration(runs: Sequence[Run]) -> list[str]:
+def _configuration(runs: Sequence[Run]) -> str:
     if len(runs) == 1:
         rows = [[f"<code>{escape(k)}</code>", _value(v)] for k, v in runs[0].config.items()]
-        inner = _table(["Key", "Value"], rows, numbers_from=99)
-        return [f"<details><summary>All {len(rows)} values</summary>{inner}</details>"]
+        inner = _table(["Key", "Value"], rows)
+        return f"<details><summary>All {len(rows)} values</summary>{inner}</details>"
     different = config_differences(runs)
     if not different:
-        return ["<p>The configurations are the same.</p>"]
+        return "<p>The same in all runs.</p>"
     rows = [[f"<code>{escape(k)}</code>", *map(_value, v)] for k, v in different.items()]
-    heads = ["Key", *(_chip(run) + escape(run.label) for run in runs)]
     text = "<p>What differs; all other values are the same.</p>"
-    return [text, _table(heads, rows, numbers_from=99)]
+    return text + _table(["Key", *map(_name, runs)], rows)
 
 
 def _origins(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
@@ -616,9 +574,9 @@ def _origins(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
                 **last.get("versions", {}),
             }
         )
-    names = dict.fromkeys(name for column in columns for name in column)
+    names = dict.fromkeys(name for column in columns for name, value in column.items() if value)
     rows = [[escape(n.replace("_", " ")), *(_value(c.get(n)) for c in columns)] for n in names]
-    return ["", *(_chip(run) + escape(run.label) for run in runs)], rows
+    return ["", *map(_name, runs)], rows
 
 
 def _value(value: Any) -> str:
@@ -629,33 +587,33 @@ def _value(value: Any) -> str:
     return escape(", ".join(map(str, value)) if isinstance(value, list) else str(value))
 
 
-def _chip(run: Run) -> str:
-    style = {"-": "solid", "--": "dashed", ":": "dotted", "-.": "double"}[run.line]
+def _name(run: Run) -> str:
+    """The run's label behind a piece of its line."""
     color = "currentColor" if run.color == "#000000" else run.color
-    return f'<span class="chip" style="border-color:{color};border-top-style:{style}"></span>'
+    style = {"-": "solid", "--": "dashed", ":": "dotted", "-.": "double"}[run.line]
+    chip = f'<span class="chip" style="border-color:{color};border-top-style:{style}"></span>'
+    return chip + escape(run.label)
 
 
-def _table(heads: list[str], rows: list[list[str]], style: str = "", *, numbers_from: int) -> str:
-    """A table that scrolls sideways; columns from ``numbers_from`` on are numbers."""
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers_from: int = 99) -> str:
+    """A table of HTML cells; its columns from ``numbers_from`` on are numbers."""
 
-    def cells(row: list[str], tag: str) -> str:
-        kinds = [' class="number"' if k >= numbers_from else "" for k in range(len(row))]
-        tags = ["th" if k == 0 else tag for k in range(len(row))]
-        joined = zip(tags, kinds, row, strict=True)
-        return f"<tr>{''.join(f'<{tag}{kind}>{text}</{tag}>' for tag, kind, text in joined)}</tr>"
+    def line(cells: Sequence[str], tag: str) -> str:
+        inner = ""
+        for k, cell in enumerate(cells):
+            here = tag if k else "th"
+            inner += f"<{here}{' class=number' * (k >= numbers_from)}>{cell}</{here}>"
+        return f"<tr>{inner}</tr>"
 
-    body = "".join(cells(row, "td") for row in rows)
-    head = f"<thead>{cells(heads, 'th')}</thead>"
-    return f'<div class="scroll"><table class="{style}">{head}<tbody>{body}</tbody></table></div>'
+    body = "".join(line(row, "td") for row in rows)
+    table = f"<table><thead>{line(heads, 'th')}</thead><tbody>{body}</tbody></table>"
+    return f'<div class="scroll">{table}</div>'
 
 
-def _figure(image: str, alt: str, caption: str = "") -> str:
-    shown = f'<img src="{image}" alt="{escape(alt)}" loading="lazy">' if image else ""
+def _figure(kind: str, image: bytes, alt: str, caption: str = "") -> str:
+    data = base64.b64encode(image).decode()
+    shown = f'<img src="data:image/{kind};base64,{data}" alt="{escape(alt)}">' if image else ""
     return f"<figure>{shown}{caption and f'<figcaption>{caption}</figcaption>'}</figure>"
-
-
-def _data(kind: str, data: bytes) -> str:
-    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 
 # --- the command ----------------------------------------------------------------------------
@@ -668,13 +626,9 @@ def report(paths: Sequence[Path], out: Path | None = None, episodes: int = 4) ->
     out = out / "report.html" if out.is_dir() else out
     with io_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-    plots = {
-        "Learning": learning_plots(runs),
-        "Speed": throughput_plots(runs),
-        "Training metrics": metric_plots(runs),
-    }
+    plots = [learning_plots(runs), speed_plots(runs), metric_plots(runs)]
     shown = [episode(run, out.parent) for run in runs[:episodes]]
-    files = {f"{out.stem}-{p.name}.png": p.png for drawn in plots.values() for p in drawn}
+    files = {f"{out.stem}-{p.name}.png": p.png for drawn in plots for p in drawn}
     for k, found in enumerate(shown):
         if found.gif:
             files[f"{out.stem}-episode{k if len(runs) > 1 else ''}.gif"] = found.gif
@@ -689,6 +643,7 @@ def report(paths: Sequence[Path], out: Path | None = None, episodes: int = 4) ->
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """The command: returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m jaxrl_scale.report",
         description="Write a page about one run, or about several compared: curves, speed, "

@@ -18,6 +18,7 @@ import types
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,10 @@ from jaxrl_scale import distributed, envs, networks, run_directory
 from jaxrl_scale.checkpoint import Checkpoints
 from jaxrl_scale.config import Config
 from jaxrl_scale.evaluate import Agent, Evaluator, load, summarize
-from jaxrl_scale.metrics import Metrics, Terminal, read_rows
+from jaxrl_scale.metrics import Metrics, Summary, read_rows
 from jaxrl_scale.progress import Clock, Progress, peak_memory_mb
 from jaxrl_scale.runner import Runner
+from jaxrl_scale.terminal import Terminal
 from jaxrl_scale.types import UserError
 
 FINISHED, NOT_FINITE, STOPPED = 0, 3, 75  # 75 is EX_TEMPFAIL: saved, worth starting again
@@ -41,7 +43,7 @@ class Run:
 
     path: Path
     config: Config
-    summary: dict[str, Any] | None  # None where the run did not finish
+    summary: Summary
     exit_status: int
 
     @property
@@ -75,22 +77,25 @@ def train(
     clock = Clock(process_start or time.time())
     cfg.check(config)
     env = envs.make(config.env, **config.env_kwargs)
-    networks.check(networks.make(config, env.spec), env.spec, config.network)
     placement = distributed.initialize(config)
+    networks.check(networks.make(config, env.spec), env.spec, config.network)
     runner = Runner(config, env, placement)
     default_dir = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
-    with (
-        run_directory.open_existing(Path(resume))
-        if resume
-        else run_directory.create(Path(config.run_dir or default_dir)) as run,
-        StopRequest() as stop,
-        ThreadPoolExecutor(1) as thread,
-    ):
+    with ExitStack() as leave:
         # --- set up: loggers and orbax import their libraries while XLA compiles ------------
-        compiling = thread.submit(runner.compile)
-        terminal = Terminal(config, name, run.path, placement.describe())
-        checkpoints = Checkpoints(run.path / "checkpoints", config.keep_checkpoints)
+        if resume:
+            run = run_directory.open_existing(Path(resume))
+        else:
+            run = run_directory.create(Path(config.run_dir or default_dir))
+        leave.callback(run.close)
+        stop = leave.enter_context(StopRequest())
+        compiling = leave.enter_context(ThreadPoolExecutor(1)).submit(runner.compile)
+        terminal = Terminal(config)
+        leave.callback(terminal.close)
+        checkpoints = Checkpoints(run.checkpoints, config.keep_checkpoints)
+        leave.callback(checkpoints.close)
+        checkpoints.warm_up()
         progress, iteration, saved = Progress(config.num_seeds), 0, None
         if resume:
             saved = checkpoints.restore(runner.abstract_state(), terminal.message)
@@ -98,20 +103,43 @@ def train(
             iteration, host_state, meta = saved
             progress.load_json(meta["progress"])
             clock.load_json(meta["clock"])
+        last = config.num_iterations
+        terminal.start(
+            f"{name}: {env.spec.id}, {config.algo.name}, {last:,} iterations of "
+            f"{config.steps_per_iteration:,} steps, {placement.describe()}; in {run.path}"
+            + (f", resumed at iteration {iteration}" if resume else ""),
+            iteration,
+        )
+        if run.warning:
+            terminal.message(run.warning)
+        terminal.phase("compiling")
         run.write_json("config.json", cfg.to_json(config))
-        run.write_json("run.json", run_directory.describe(config, placement))
-        log = Metrics(run, config, name, resume_iteration=iteration if resume else None)
+        run.record_start(placement.names(), reduction=placement.reduction, resumed_from=iteration)
+        log = Metrics(
+            run,
+            config,
+            name,
+            resume_iteration=iteration if resume else None,
+            say=terminal.message,
+        )
         compiling.result()
         clock.compiled()
         state = runner.place(host_state) if saved else runner.init()
         evaluator = Evaluator(env, runner.algo, placement, config.eval_episodes, greedy=True)
-        last, saved_at, eval_return = config.num_iterations, iteration if saved else None, None
+        saved_at, eval_return = iteration if saved else None, None
 
         def due(every: int) -> bool:
             # By the iteration, never by a clock: hosts that branched differently would hang.
             return every > 0 and (iteration % every == 0 or iteration == last)
 
+        def save() -> None:
+            meta = {"progress": progress.to_json(), "clock": clock.to_json()}
+            score = eval_return if config.eval_every else progress.recent_return()
+            log.sync()
+            checkpoints.save(iteration, runner.fetch(state), meta, score)
+
         # --- the loop -----------------------------------------------------------------------
+        terminal.phase("training")
         while iteration < last and not stop.requested:
             state, metrics = runner.step(state)
             iteration += 1
@@ -124,54 +152,60 @@ def train(
                 eval_return = progress.iqm(returns.mean(1))
             if due(config.log_every):
                 row = {"iteration": iteration, **clock.row(), **progress.row(metrics)}
-                if config.eval_every:
+                if due(config.eval_every):
                     row["eval_return"] = eval_return
                 log.log(row)
                 terminal.update(row)
-            if due(config.checkpoint_every) or stop.requested:
-                meta = {"progress": progress.to_json(), "clock": clock.to_json()}
-                score = eval_return if config.eval_every else progress.recent_return()
-                checkpoints.save(iteration, runner.fetch(state), meta, score)
-        checkpoints.wait()
+            if due(config.checkpoint_every):
+                save()
+                saved_at = iteration
 
         # --- the end ------------------------------------------------------------------------
-        summary, status = None, FINISHED
+        summary: Summary = {
+            "status": "done",
+            "iterations": iteration,
+            "num_seeds": config.num_seeds,
+            "failed": sorted(progress.failed),
+            "return_100": progress.recent_return(),
+            "target_return": config.target_return,
+            **clock.summary(),
+        }
+        status = FINISHED
         if len(progress.failed) == config.num_seeds:
-            status = NOT_FINITE
-            terminal.message(not_finite_message(config, iteration, run.path, checkpoints.latest()))
+            checkpoints.wait()
+            summary["status"], status = "failed", NOT_FINITE
+            terminal.close()
+            print(f"error: {not_finite(config, iteration, run.checkpoints)}", file=sys.stderr)
         elif iteration < last:
-            status = STOPPED
+            if saved_at != iteration:
+                save()
+            checkpoints.wait()
+            summary["status"], status = "stopped", STOPPED
             terminal.message(
                 f"stopped by {stop.requested} and saved at iteration {iteration} of {last}; "
                 f"continue with: python -m jaxrl_scale.train --resume {run.path}"
             )
         else:
-            terminal.message(f"evaluating: {config.eval_episodes} episodes of each seed")
+            terminal.phase("evaluating")
+            checkpoints.wait()
             returns = evaluator(runner.fetch_actor(state), runner.seeds)
-            summary = {
-                "status": "finished",
-                "evaluation": summarize(returns),
-                "iterations": iteration,
-                "num_seeds": config.num_seeds,
-                "failed": {str(k): v for k, v in progress.failed.items()},
-                "train_return": progress.recent_return(),
-                "target_return": config.target_return,
-                **clock.summary(),
-                "peak_memory_mb": peak_memory_mb(),
-            }
-            run.write_json("summary.json", summary)
-            terminal.finish(summary)
+            summary["evaluation"] = summarize(returns)
+        summary["wall_seconds"] = clock.wall_seconds
+        summary["peak_memory_mb"] = peak_memory_mb()
         log.close(summary, status)
-        checkpoints.close()
+        if status == FINISHED:
+            terminal.finish(f"{name} is done", summary, log.places())
     return Run(run.path, config, summary, status)
 
 
-def not_finite_message(config: Config, iteration: int, path: Path, good: int | None) -> str:
+def not_finite(config: Config, iteration: int, checkpoints: Path) -> str:
+    """What happened and what is left, in one line."""
     who = "the loss" if config.num_seeds == 1 else f"the loss of all {config.num_seeds} seeds"
-    where = f"iteration {good} in {path / 'checkpoints'}" if good else "none was saved yet"
+    saved = [int(path.name) for path in checkpoints.iterdir() if path.name.isdecimal()]
+    where = f"{checkpoints / str(max(saved))}" if saved else "none was saved yet"
     return (
-        f"error: {who} is no longer finite at iteration {iteration}; last good checkpoint: "
-        f"{where}; a smaller --algo.learning_rate may help"
+        f"{who} is no longer finite at iteration {iteration}; last good checkpoint: {where}; "
+        "a smaller --algo.learning_rate may help"
     )
 
 

@@ -284,7 +284,7 @@ def make(config: cfg.Config, spec: EnvSpec, pool: Pool) -> Algorithm:
 
             batch = jax.tree.map(lambda x: x[:, index], shuffled)
             gradient, metrics = pool.grad(shard_loss, flat_params, batch)
-            metrics["grad_norm"] = optax.global_norm(gradient)
+            metrics["grad_norm"] = optax.tree.norm(gradient)
             step, next_state = optimize.update(gradient, optimizer_state)
             moved = (flat_params + step, next_state)
             if own.target_kl is not None:  # masks, never leaves early

@@ -1,0 +1,127 @@
+"""Probe environments: each isolates one ability, so that the failing test names the broken part.
+
+After Andy L. Jones, https://andyljones.com/posts/rl-debugging.html.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_scale.types import Discrete, EnvSpec, TimeStep
+
+NO = jnp.zeros((), bool)
+YES = jnp.ones((), bool)
+
+
+def spec(name, actions=1, size=1, limit=None):
+    return EnvSpec(name, (size,), Discrete(actions), limit)
+
+
+class ValueOnly:
+    """One action, one observation, one step, reward 1: the value must become 1."""
+
+    spec = spec("ValueOnly")
+
+    def reset(self, key):
+        return (), jnp.zeros(1)
+
+    def step(self, key, state, action):
+        return (), TimeStep(jnp.zeros(1), jnp.float32(1), YES, NO)
+
+
+class Observation:
+    """One action; the observation, -1 or 1, is the reward: the value must read it."""
+
+    spec = spec("Observation")
+
+    def reset(self, key):
+        obs = jnp.where(jax.random.bernoulli(key), 1.0, -1.0)[None]
+        return obs, obs
+
+    def step(self, key, state, action):
+        return state, TimeStep(state, state[0], YES, NO)
+
+
+class Discount:
+    """Two steps, reward 1 at the end: the first value must be gamma times the second."""
+
+    spec = spec("Discount")
+
+    def reset(self, key):
+        return jnp.zeros(()), jnp.zeros(1)
+
+    def step(self, key, state, action):
+        return state + 1, TimeStep((state + 1)[None], state, state == 1, NO)
+
+
+class Truncation:
+    """Reward 1 for ever, cut after every step: the value must be 1 / (1 - gamma), not 1."""
+
+    spec = spec("Truncation", limit=1)
+
+    def reset(self, key):
+        return (), jnp.zeros(1)
+
+    def step(self, key, state, action):
+        return (), TimeStep(jnp.zeros(1), jnp.float32(1), NO, NO)
+
+
+class Action:
+    """Two actions, the second is rewarded, the first punished."""
+
+    spec = spec("Action", actions=2)
+
+    def reset(self, key):
+        return (), jnp.zeros(1)
+
+    def step(self, key, state, action):
+        return (), TimeStep(jnp.zeros(1), jnp.where(action == 1, 1.0, -1.0), YES, NO)
+
+
+class Both:
+    """The right action depends on the observation."""
+
+    spec = spec("Both", actions=2)
+
+    def reset(self, key):
+        obs = jnp.where(jax.random.bernoulli(key), 1.0, -1.0)[None]
+        return obs, obs
+
+    def step(self, key, state, action):
+        right = (state[0] > 0) == (action == 1)
+        return state, TimeStep(state, jnp.where(right, 1.0, -1.0), YES, NO)
+
+
+class Memory:
+    """The observation is shown at the first step only; the action of the third step must
+    repeat it. Without memory the mean return is 0, and so it is with one that outlives its
+    episode."""
+
+    spec = spec("Memory", actions=2)
+
+    def reset(self, key):
+        cue = jnp.where(jax.random.bernoulli(key), 1.0, -1.0)
+        return (cue, jnp.zeros((), jnp.int32)), cue[None]
+
+    def step(self, key, state, action):
+        cue, t = state
+        right = (cue > 0) == (action == 1)
+        reward = jnp.where(t == 2, jnp.where(right, 1.0, -1.0), 0.0)
+        return (cue, t + 1), TimeStep(jnp.zeros(1), reward, t == 2, NO)
+
+
+class Counter:
+    """Observes how many steps the episode has seen; ends after ``length`` of them, by
+    termination or, where ``limit`` is given, by truncation before that."""
+
+    def __init__(self, length=3, limit=None):
+        self.length = length
+        self.spec = EnvSpec("Counter", (1,), Discrete(2), limit)
+
+    def reset(self, key):
+        return jnp.zeros((), jnp.int32), jnp.zeros(1)
+
+    def step(self, key, state, action):
+        state = state + 1
+        return state, TimeStep(
+            state[None].astype(jnp.float32), state.astype(jnp.float32), state >= self.length, NO
+        )

@@ -1,0 +1,56 @@
+"""What several tests share: a small run without files, on chosen devices."""
+
+import jax
+import numpy as np
+
+from jaxrl_scale import algos, distributed, envs
+from jaxrl_scale import config as cfg
+from jaxrl_scale.algos import ppo
+from jaxrl_scale.config import Config
+from jaxrl_scale.runner import Runner
+
+
+def small(algo=None, **changes):
+    """A config that compiles and runs in seconds."""
+    own = {"minibatch_size": 128, "epochs": 2} | (algo or {})
+    whole = {"num_envs": 64, "num_shards": 8, "rollout_length": 16, "iterations": 8} | changes
+    config = Config(algo=ppo.Config(**own), **whole)
+    cfg.check(config)
+    return config
+
+
+def runner_of(config, env=None, algo=None, monkeypatch=None):
+    """A compiled runner on the first ``config.devices`` of the test's eight CPU devices.
+
+    ``algo``: a ``make(config, spec, pool)`` to use instead of the config's.
+    """
+    if algo is not None:
+        module = type("module", (), {"make": staticmethod(algo)})
+        monkeypatch.setattr(algos, "get", lambda name: module)
+    placement = distributed.place(config, jax.local_devices())
+    runner = Runner(config, env or envs.make(config.env, **config.env_kwargs), placement)
+    runner.compile()
+    return runner
+
+
+def run(config, env=None, iterations=None, algo=None, monkeypatch=None, state=None):
+    """The canonical state after some iterations and the metrics ``[P]`` of each."""
+    runner = runner_of(config, env, algo, monkeypatch)
+    placed = runner.init() if state is None else runner.place(state)
+    history = []
+    for _ in range(iterations or config.num_iterations):
+        placed, metrics = runner.step(placed)
+        history.append(metrics)
+    return runner.fetch(placed), history
+
+
+def differing(a, b):
+    """Names of the leaves that are not equal to the last bit."""
+    leaves_a = jax.tree_util.tree_leaves_with_path(a)
+    leaves_b = jax.tree.leaves(b)
+    assert len(leaves_a) == len(leaves_b)
+    return [
+        jax.tree_util.keystr(path)
+        for (path, x), y in zip(leaves_a, leaves_b, strict=True)
+        if not np.array_equal(np.asarray(x), np.asarray(y), equal_nan=True)
+    ]

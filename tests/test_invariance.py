@@ -1,0 +1,134 @@
+"""A run is a function of its config and seed: bit for bit the same on 1, 2, 4 and 8 devices.
+
+And the test can tell: three classic mistakes in pooling are made on purpose, and seen.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from running import differing, run, small
+
+from jaxrl_scale import distributed
+from jaxrl_scale.distributed import AXIS, Placement
+
+EVERYTHING = {
+    "normalize_observations": True,
+    "scale_rewards": True,
+    "clip_value": True,
+    "target_kl": 0.02,
+    "lr_schedule": "cosine",
+}
+CONFIGS = {
+    "cartpole": small(iterations=24),
+    "pendulum, every option": small(EVERYTHING, env="Pendulum-v1"),
+    "acrobot, shared torso": small(env="Acrobot-v1", shared_torso=True, activation="relu"),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_run_ends_bit_identical_on_1_2_4_and_8_devices(name):
+    config = CONFIGS[name]
+    reference, history = run(config.replace(devices=1))
+    for devices in (2, 4, 8):
+        state, other = run(config.replace(devices=devices))
+        assert differing(reference, state) == [], f"{devices} devices"
+        assert differing(history, other) == [], f"{devices} devices"
+
+
+def test_a_member_of_a_population_is_the_single_run_of_its_seed():
+    config = small(iterations=6)
+    for members, devices in ((4, 2), (3, 2)):  # whole members on devices; shards on devices
+        state, _ = run(config.replace(num_seeds=members, seed=5, devices=devices))
+        single, _ = run(config.replace(seed=7, devices=4))
+        member = jax.tree.map(lambda x: x[2:3], state)
+        assert differing(single, member) == [], f"{members} members on {devices} devices"
+
+
+def test_the_state_of_one_placement_goes_on_in_another():
+    config = small(iterations=6)
+    whole, _ = run(config.replace(devices=2))
+    half, _ = run(config.replace(devices=8), iterations=3)
+    rest, _ = run(config.replace(devices=1), iterations=3, state=half)
+    assert differing(whole, rest) == []
+
+
+def test_pooled_sums_agree_within_rounding_at_the_first_update():
+    config = small(iterations=1)
+    exact, _ = run(config.replace(devices=1))
+    for devices in (1, 4):
+        pooled, _ = run(config.replace(devices=devices, reduction="pooled"))
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6, rtol=2e-5),
+            exact.shared.algo.params,
+            pooled.shared.algo.params,
+        )
+
+
+def per_device_mean(placement):
+    """Gradients are averaged over a device's own shards only, as if each trained alone."""
+    right = distributed.device_pool(placement.num_shards, placement.num_devices, True)
+    alone = distributed.local_pool(placement.num_shards // placement.num_devices)
+    return right._replace(grad=alone.grad)
+
+
+def per_device_key(placement):
+    """Shards are numbered within their device, so that devices repeat each other's numbers."""
+    right = distributed.device_pool(placement.num_shards, placement.num_devices, True)
+    count = placement.num_shards // placement.num_devices
+    return right._replace(shard_index=lambda: jnp.arange(count, dtype=jnp.int32))
+
+
+def plain_psum(placement):
+    """Sums by ``psum``: right within rounding, in an order that depends on the devices."""
+    right = distributed.device_pool(placement.num_shards, placement.num_devices, True)
+
+    def grad(f, params, *shards):
+        gradients = right.map(lambda *s: jax.grad(f, has_aux=True)(params, *s), *shards)
+        return jax.lax.psum(jax.tree.map(lambda x: x.sum(0), gradients), AXIS)
+
+    return right._replace(grad=grad)
+
+
+@pytest.mark.parametrize("mistake", [per_device_mean, per_device_key, plain_psum])
+def test_a_wrong_pooling_is_caught(mistake, monkeypatch):
+    config = small(iterations=8)
+    right, _ = run(config.replace(devices=1))
+    monkeypatch.setattr(Placement, "pool", mistake)
+    wrong, _ = run(config.replace(devices=4))
+    assert differing(right.shared.algo.params, wrong.shared.algo.params) != []
+
+
+def test_the_tree_adds_neighbours_first():
+    terms = np.asarray([1e8, 1.0, -1e8, 1.0, 3.0, 4.0, 5.0, 6.0], np.float32)
+    f = np.float32
+    by_hand = f(f(terms[0] + terms[1]) + f(terms[2] + terms[3])) + f(
+        f(terms[4] + terms[5]) + f(terms[6] + terms[7])
+    )
+    assert float(distributed.tree_sum(jnp.asarray(terms))) == float(by_hand)
+    walled = distributed.walled_tree_sum(jnp.stack([terms, terms, terms], 1))
+    np.testing.assert_array_equal(walled, [by_hand] * 3)
+
+
+def test_placement_goes_there_and_back():
+    shared = {"x": np.arange(6.0).reshape(6, 1)}
+    local = {"y": np.arange(6 * 8 * 2).reshape(6, 8, 2)}
+    for by_members in (True, False):
+        placement = Placement((None,) * 2, 0, 6, 8, by_members, True)  # type: ignore[arg-type]
+        for split, join, tree in (
+            (placement.split_shared, placement.join_shared, shared),
+            (placement.split_local, placement.join_local, local),
+        ):
+            there = split(tree)
+            assert jax.tree.leaves(there)[0].shape[0] == 2
+            assert differing(join(there), tree) == []
+
+
+def test_devices_that_divide_nothing_are_left_idle():
+    config = small()
+    placement = distributed.place(config, jax.local_devices()[:3])
+    assert (placement.num_devices, placement.idle) == (2, 1)
+    assert "1 idle" in placement.describe()
+    assert dataclasses.replace(placement, idle=0).describe().startswith("2 cpu devices with 4")

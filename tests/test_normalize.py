@@ -1,0 +1,72 @@
+"""Running statistics against NumPy over everything seen."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_scale import normalize
+from jaxrl_scale.distributed import local_pool
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_moments_are_those_of_the_unmasked_samples_of_all_shards(exact):
+    rng = np.random.default_rng(0)
+    x = rng.normal(3.0, 2.0, (4, 16, 5, 3)).astype(np.float32)
+    mask = rng.random((4, 16, 5)) < 0.7
+    count, mean, variance = normalize.pooled_moments(local_pool(4, exact), x, mask)
+    assert int(count) == mask.sum()
+    np.testing.assert_allclose(mean, x[mask].mean(0), rtol=1e-5)
+    np.testing.assert_allclose(variance, x[mask].var(0), rtol=1e-5)
+
+
+def test_moments_of_chosen_axes_leave_the_others():
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(2, 3, 4, 8)).astype(np.float32)
+    mask = rng.random(x.shape) < 0.8
+    count, mean, variance = normalize.pooled_moments(local_pool(2), x, mask, axes=(2,))
+    assert count.shape == mean.shape == variance.shape == (3, 4)
+    chosen = x[:, 1, 2][mask[:, 1, 2]]
+    assert int(count[1, 2]) == len(chosen)
+    np.testing.assert_allclose(mean[1, 2], chosen.mean(), rtol=1e-5)
+    np.testing.assert_allclose(variance[1, 2], chosen.var(), rtol=1e-5)
+
+
+def test_merged_batches_have_the_moments_of_all_samples_together():
+    rng = np.random.default_rng(2)
+    batches = [rng.normal(1000.0 + i, 0.1 + i, (n, 2)) for i, n in enumerate((5, 100, 1, 64))]
+    statistics = normalize.init_statistics((2,))
+    for x in batches:
+        statistics = normalize.merge(
+            statistics, jnp.int32(len(x)), jnp.float32(x.mean(0)), jnp.float32(x.var(0))
+        )
+    whole = np.concatenate(batches)
+    assert int(statistics.low) == len(whole)
+    np.testing.assert_allclose(statistics.mean, whole.mean(0), rtol=1e-6)
+    np.testing.assert_allclose(statistics.variance, whole.var(0), rtol=1e-3)
+
+
+def test_an_empty_batch_changes_nothing():
+    before = normalize.merge(
+        normalize.init_statistics(), jnp.int32(3), jnp.float32(5.0), jnp.float32(2.0)
+    )
+    after = normalize.merge(before, jnp.int32(0), jnp.float32(0.0), jnp.float32(0.0))
+    assert jax.tree.map(float, after) == jax.tree.map(float, before)
+    fresh = normalize.merge(normalize.init_statistics(), jnp.int32(0), jnp.zeros(()), jnp.zeros(()))
+    assert float(fresh.variance) == 1.0
+
+
+def test_the_count_is_right_past_two_to_the_31():
+    statistics, batch = normalize.init_statistics(), 2**30 - 1
+    for _ in range(5):
+        statistics = normalize.merge(
+            statistics, jnp.int32(batch), jnp.float32(1.0), jnp.float32(1.0)
+        )
+    assert int(statistics.high) * 2**30 + int(statistics.low) == 5 * batch
+    assert float(statistics.mean) == 1.0
+
+
+def test_normalized_values_are_clipped_and_nothing_changes_before_the_first_merge():
+    x = jnp.asarray([-100.0, 0.5, 100.0])
+    neutral = normalize.init_statistics()
+    np.testing.assert_allclose(normalize.normalize(neutral, x), [-10.0, 0.5, 10.0], rtol=1e-6)

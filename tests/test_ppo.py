@@ -1,0 +1,228 @@
+"""PPO's loss against a slow NumPy twin, its update's parts, and its options."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from running import run, runner_of, small
+
+from jaxrl_scale import networks
+from jaxrl_scale.algos import ppo
+from jaxrl_scale.config import Config
+from jaxrl_scale.distributed import local_pool
+from jaxrl_scale.types import Box, Discrete, EnvSpec, Rollout
+
+CLIP, ENTROPY, VALUE = 0.2, 0.03, 0.7
+
+
+def hyper(**changes):
+    numbers = {name: 0.0 for name in ppo.Hyper._fields} | {
+        "clip_epsilon": CLIP,
+        "entropy_coef": ENTROPY,
+        "value_coef": VALUE,
+    }
+    return ppo.Hyper(**{k: jnp.float32(v) for k, v in (numbers | changes).items()})
+
+
+def twin_loss(policy, value, batch, continuous, clip_value):
+    """Equation 9 of the paper, one sample at a time."""
+    sums = dict.fromkeys(
+        ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction"), 0.0
+    )
+    for i in range(len(value)):
+        if not batch.valid[i]:
+            continue
+        if continuous:
+            mean, log_std = np.split(policy[i], 2)
+            z = (batch.action[i] - mean) / np.exp(log_std)
+            log_prob = np.sum(-0.5 * z**2 - log_std - 0.5 * np.log(2 * np.pi))
+            entropy = np.sum(0.5 * np.log(2 * np.pi * np.e) + log_std)
+        else:
+            p = np.exp(policy[i] - policy[i].max())
+            p = p / p.sum()
+            log_prob = np.log(p[batch.action[i]])
+            entropy = -np.sum(p * np.log(p))
+        ratio = np.exp(log_prob - batch.log_prob[i])
+        advantage = batch.advantage[i]
+        clipped = min(max(ratio, 1 - CLIP), 1 + CLIP)
+        sums["policy_loss"] -= min(ratio * advantage, clipped * advantage)
+        error = (value[i] - batch.target[i]) ** 2
+        if clip_value:
+            step = min(max(value[i] - batch.value[i], -CLIP), CLIP)
+            error = max(error, (batch.value[i] + step - batch.target[i]) ** 2)
+        sums["value_loss"] += 0.5 * error
+        sums["entropy"] += entropy
+        sums["approx_kl"] += ratio - 1 - np.log(ratio)
+        sums["clip_fraction"] += abs(ratio - 1) > CLIP
+    total = sums["policy_loss"] + VALUE * sums["value_loss"] - ENTROPY * sums["entropy"]
+    return {"loss": total, **sums}
+
+
+@pytest.mark.parametrize("clip_value", [False, True])
+@pytest.mark.parametrize("action", [Discrete(3), Box(-2.0, 2.0, (2,))], ids=["discrete", "box"])
+def test_the_loss_equals_its_slow_twin(action, clip_value):
+    rng = np.random.default_rng(0)
+    continuous = isinstance(action, Box)
+    spec = EnvSpec("twin", (5,), action)
+    network = networks.make(Config(hidden_sizes=(8,)), spec)
+    params = jax.tree.map(
+        lambda x: jnp.asarray(rng.normal(0, 0.5, x.shape), jnp.float32),
+        network.init(jax.random.key(0)),
+    )
+    n = 64
+    obs = rng.normal(size=(n, 5)).astype(np.float32)
+    policy, value = map(np.asarray, network.apply(params, obs))
+    batch = ppo.Samples(
+        obs=obs,
+        action=rng.normal(size=(n, 2)).astype(np.float32) if continuous else rng.integers(0, 3, n),
+        log_prob=rng.normal(-1.5, 0.5, n).astype(np.float32),
+        value=(value + rng.normal(0, 0.5, n)).astype(np.float32),
+        advantage=rng.normal(size=n).astype(np.float32),
+        target=rng.normal(size=n).astype(np.float32),
+        valid=rng.random(n) < 0.8,
+    )
+    expected = twin_loss(policy, value, batch, continuous, clip_value)
+    total, sums = ppo.loss(
+        network, ppo.Config(clip_value=clip_value), hyper(), params, jax.tree.map(jnp.asarray, batch)
+    )
+    assert 0 < expected["clip_fraction"] < n  # both branches are exercised
+    assert float(total) == pytest.approx(expected["loss"], rel=1e-4)
+    for name, number in expected.items():
+        assert float(sums[name]) == pytest.approx(number, rel=1e-4), name
+
+
+def rollout_of(rng, S, T, B):
+    """Random data that obeys the auto-reset contract."""
+    valid = rng.random((S, T, B)) < 0.9
+    ended = rng.random((S, T, B)) < 0.1
+    return Rollout(
+        obs=rng.normal(size=(S, T + 1, B, 4)).astype(np.float32),
+        is_first=np.zeros((S, T + 1, B), bool),
+        action=rng.integers(0, 2, (S, T, B)).astype(np.int32),
+        reward=rng.normal(size=(S, T, B)).astype(np.float32),
+        terminated=ended & valid,
+        truncated=np.zeros((S, T, B), bool),
+        valid=valid,
+        carry=(),
+        extras=np.full((S, T, B), -0.7, np.float32),
+    )
+
+
+def updated(rollout, exact=True, **own):
+    S, T, B = rollout.valid.shape
+    config = Config(
+        num_envs=S * B,
+        num_shards=S,
+        rollout_length=T,
+        algo=ppo.Config(**{"minibatch_size": S * T * B // 2, "epochs": 2} | own),
+    )
+    spec = EnvSpec("twin", (4,), Discrete(2))
+    algo = ppo.make(config, spec, local_pool(S, exact))
+    shared = algo.init_shared(jax.random.key(0))
+    local = jnp.zeros((S, B))
+    return jax.jit(algo.update)(shared, local, rollout, jax.random.key(1))
+
+
+def test_masked_steps_do_not_reach_the_parameters():
+    rollout = rollout_of(np.random.default_rng(0), 2, 16, 4)
+    spoiled = rollout._replace(reward=np.where(rollout.valid, rollout.reward, 1e3))
+    one, other = updated(rollout), updated(spoiled)
+    assert jax.tree.all(jax.tree.map(np.array_equal, one[0].params, other[0].params))
+
+
+def test_one_big_batch_gives_the_fixed_order_sums_within_rounding():
+    rollout = rollout_of(np.random.default_rng(1), 4, 16, 8)
+    exact, pooled = updated(rollout, exact=True), updated(rollout, exact=False)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=3e-5), exact[0], pooled[0])
+
+
+def test_advantages_are_normalised_by_moments_of_the_whole_minibatch():
+    # Shards whose advantages differ by a constant: moments of each shard would remove it.
+    rollout = rollout_of(np.random.default_rng(2), 2, 16, 4)
+    shifted = rollout._replace(
+        reward=rollout.reward + np.asarray([0.0, 50.0], np.float32)[:, None, None],
+        valid=np.ones_like(rollout.valid),
+        terminated=np.ones_like(rollout.terminated),
+    )
+    own = {"epochs": 1, "minibatch_size": 2 * 16 * 4, "entropy_coef": 0.0, "value_coef": 0.0}
+    shared, _, _ = updated(shifted, **own)
+    # One gradient step on one minibatch: its policy gradient, worked out with NumPy moments.
+    start = updated(shifted, **own, learning_rate=0.0)[0].params
+    network = networks.make(Config(), EnvSpec("twin", (4,), Discrete(2)))
+    reward = shifted.reward.reshape(-1)
+    value = network.apply(start, shifted.obs[:, :-1])[1].reshape(-1)
+    advantage = np.asarray(reward - value)
+    normal = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+
+    def policy_loss(params):
+        policy, _ = network.apply(params, shifted.obs[:, :-1].reshape(-1, 4))
+        log_prob = network.policy.log_prob(policy, shifted.action.reshape(-1))
+        ratio = jnp.exp(log_prob + 0.7)
+        return -jnp.minimum(ratio * normal, jnp.clip(ratio, 0.8, 1.2) * normal).mean()
+
+    expected = jax.grad(policy_loss)(start)
+    norm = np.sqrt(sum(float((g**2).sum()) for g in jax.tree.leaves(expected)))
+    _, _, metrics = updated(shifted, **own)
+    assert float(metrics["grad_norm"]) == pytest.approx(norm, rel=1e-3)
+
+
+def test_a_target_kl_ends_an_iterations_updates():
+    config = small({"learning_rate": 0.1, "epochs": 8, "target_kl": 0.01}, iterations=2)
+    _, history = run(config)
+    free, _ = run(config.replace(algo=ppo.Config(minibatch_size=128, epochs=8)), iterations=1)[1], 0
+    assert 0 < history[0]["updates"][0] < 8 * 8
+    assert free[0]["updates"][0] == 8 * 8
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [("constant", [1.0, 1.0, 1.0]), ("linear", [1.0, 0.5, 0.0]), ("cosine", [1.0, 0.5, 0.0])],
+)
+def test_learning_rate_schedules(schedule, expected):
+    own = ppo.Config(lr_schedule=schedule)
+    rates = [float(ppo.scheduled(own, jnp.float32(1.0), jnp.float32(p))) for p in (0, 0.5, 1)]
+    np.testing.assert_allclose(rates, expected, atol=1e-6)
+
+
+def test_metrics_that_users_look_for_are_there():
+    config = small(iterations=2)
+    _, history = run(config)
+    assert set(history[0]) >= {
+        *("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction"),
+        *("explained_variance", "grad_norm", "learning_rate", "updates"),
+        *("count", "total_return", "total_length", "steps"),
+    }
+    assert history[0]["entropy"][0] == pytest.approx(np.log(2), abs=0.02)  # a fresh policy
+    assert history[0]["learning_rate"][0] == pytest.approx(3e-4)
+    assert history[1]["learning_rate"][0] == pytest.approx(1.5e-4)
+
+
+def test_a_shared_torso_has_one_torso():
+    spec = EnvSpec("x", (4,), Discrete(2))
+    two = networks.make(Config(), spec).init(jax.random.key(0))
+    one = networks.make(Config(shared_torso=True), spec).init(jax.random.key(0))
+    assert set(two) == {"actor", "critic", "policy", "value"}
+    assert set(one) == {"torso", "policy", "value"}
+
+
+def test_samples_of_the_categorical_policy_have_its_probabilities():
+    policy = networks.categorical(Discrete(4))
+    logits = jnp.log(jnp.asarray([0.1, 0.2, 0.3, 0.4]))
+    actions = policy.sample(jax.random.key(0), jnp.broadcast_to(logits, (100_000, 4)))
+    np.testing.assert_allclose(np.bincount(actions) / 1e5, [0.1, 0.2, 0.3, 0.4], atol=0.006)
+
+
+def test_minibatches_hold_every_sample_once_an_epoch():
+    from jaxrl_scale.permute import permutation
+
+    orders = permutation(jax.random.key(0), 96, 3)
+    assert orders.shape == (3, 96)
+    np.testing.assert_array_equal(np.sort(orders, 1), np.broadcast_to(np.arange(96), (3, 96)))
+    assert not np.array_equal(orders[0], orders[1])
+
+
+def test_the_runner_reports_what_the_environments_did():
+    runner = runner_of(small(devices=2))
+    state, metrics = runner.step(runner.init())
+    assert 0 < metrics["steps"][0] <= 64 * 16
+    assert metrics["total_length"][0] >= metrics["count"][0]

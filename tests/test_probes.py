@@ -1,0 +1,244 @@
+"""Every algorithm must pass the probe environments; other kinds of algorithm fit the loop."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import probes
+import pytest
+from running import differing, run, runner_of, small
+
+from jaxrl_scale import networks
+from jaxrl_scale.types import Algorithm
+
+GAMMA = 0.9
+
+
+def trained_ppo(env, iterations=40):
+    """The network of a short PPO run, as functions of the observation."""
+    config = small(
+        {"learning_rate": 3e-3, "gamma": GAMMA, "lr_schedule": "constant", "minibatch_size": 256},
+        hidden_sizes=(16,),
+        iterations=iterations,
+        devices=2,
+    )
+    runner = runner_of(config, env)
+    state = runner.init()
+    for _ in range(iterations):
+        state, _ = runner.step(state)
+    params = jax.tree.map(lambda x: x[0], runner.fetch_actor(state).params)
+    network = networks.make(config, env.spec)
+
+    def evaluate(*obs):
+        policy, value = network.apply(params, jnp.asarray(obs, jnp.float32)[:, None])
+        return np.asarray(policy.argmax(-1)), np.asarray(value)
+
+    return evaluate
+
+
+def test_ppo_learns_the_value_of_a_constant_reward():
+    _, value = trained_ppo(probes.ValueOnly())(0.0)
+    np.testing.assert_allclose(value, [1.0], atol=0.1)
+
+
+def test_ppo_learns_a_value_that_depends_on_the_observation():
+    _, value = trained_ppo(probes.Observation())(-1.0, 1.0)
+    np.testing.assert_allclose(value, [-1.0, 1.0], atol=0.1)
+
+
+def test_ppo_discounts():
+    _, value = trained_ppo(probes.Discount(), 80)(0.0, 1.0)
+    np.testing.assert_allclose(value, [GAMMA, 1.0], atol=0.1)
+
+
+def test_ppo_bootstraps_where_an_episode_was_only_cut():
+    _, value = trained_ppo(probes.Truncation(), 300)(0.0)
+    np.testing.assert_allclose(value, [1 / (1 - GAMMA)], rtol=0.1)
+
+
+def test_ppo_prefers_the_rewarded_action():
+    action, _ = trained_ppo(probes.Action())(0.0)
+    assert action == [1]
+
+
+def test_ppo_learns_to_act_on_what_it_observes():
+    action, value = trained_ppo(probes.Both())(-1.0, 1.0)
+    np.testing.assert_array_equal(action, [0, 1])
+    assert (value > 0.3).all()
+
+
+# --- throwaway algorithms: the loop carries memory and replay ---------------------------------
+
+
+def make_recurrent(config, spec, pool):
+    """REINFORCE with an Elman network: enough to need its memory and the resets of it."""
+    size, rate = 16, 0.03
+
+    def cell(params, carry, obs, is_first):
+        carry = jnp.where(is_first[..., None], 0.0, carry)
+        carry = jnp.tanh(obs @ params["in"] + carry @ params["memory"])
+        return carry, carry @ params["out"]
+
+    def init_shared(key):
+        keys = jax.random.split(key, 3)
+        params = {
+            "in": jax.random.normal(keys[0], (1, size)),
+            "memory": jax.random.normal(keys[1], (size, size)) / 4,
+            "out": jax.random.normal(keys[2], (size, 2)) / 4,
+        }
+        return params, optax.adam(rate).init(params)
+
+    def act(actor, local, carry, obs, is_first, key):
+        carry, logits = cell(actor, carry, obs, is_first)
+        return jax.random.categorical(key, logits), carry, logits
+
+    def play(actor, carry, obs, is_first, key, greedy):
+        carry, logits = cell(actor, carry, obs, is_first)
+        return logits.argmax(-1), carry
+
+    def update(shared, local, rollout, key):
+        params, opt_state = shared
+        flat, unravel = jax.flatten_util.ravel_pytree(params)
+
+        def shard_loss(flat, rollout):
+            def unroll(carry, step):
+                return cell(unravel(flat), carry, *step)
+
+            _, logits = jax.lax.scan(
+                unroll, rollout.carry, (rollout.obs[:-1], rollout.is_first[:-1])
+            )
+            # The replayed memory must be that of acting: same carry, same resets.
+            drift = jnp.abs(logits - rollout.extras).max()
+
+            def to_go(total, step):
+                reward, is_next_first = step
+                total = reward + jnp.where(is_next_first, 0.0, total)
+                return total, total
+
+            ended = rollout.terminated | rollout.truncated
+            _, credit = jax.lax.scan(
+                to_go, jnp.zeros(ended.shape[1]), (rollout.reward, ended), reverse=True
+            )
+            chosen = jnp.take_along_axis(
+                jax.nn.log_softmax(logits), rollout.action[..., None], -1
+            )[..., 0]
+            return -jnp.where(rollout.valid, chosen * credit, 0.0).mean(), {"drift": drift}
+
+        gradient, metrics = pool.grad(shard_loss, flat, rollout)
+        step, opt_state = optax.adam(rate).update(unravel(gradient), opt_state)
+        return (optax.apply_updates(params, step), opt_state), local, metrics
+
+    return Algorithm(
+        init_shared=init_shared,
+        init_local=lambda key, shard: jnp.zeros(()),
+        init_carry=lambda num_envs: jnp.zeros((num_envs, size)),
+        actor=lambda shared: shared[0],
+        act=act,
+        play=play,
+        update=update,
+    )
+
+
+def test_a_recurrent_policy_goes_through_the_loop_and_remembers(monkeypatch):
+    config = small(devices=2, iterations=150)
+    state, history = run(config, probes.Memory(), algo=make_recurrent, monkeypatch=monkeypatch)
+    late = history[-10:]
+    mean = sum(m["total_return"][0] for m in late) / sum(m["count"][0] for m in late)
+    assert mean > 0.8  # 0 without memory, or with one that outlives its episode
+    assert max(m["drift"][0] for m in history) < 1e-4
+    assert state.local.carry.shape == (1, 8, 8, 16)
+
+
+class Replay(NamedTuple):
+    """A ring of one shard."""
+
+    obs: jax.Array
+    action: jax.Array
+    reward: jax.Array
+    filled: jax.Array
+
+
+def make_replay(config, spec, pool):
+    """One-step Q-learning of immediate rewards from a replay ring of each shard."""
+    capacity = 4 * config.rollout_length * config.envs_per_shard
+
+    def q(params, obs):
+        return jnp.tanh(obs @ params["in"]) @ params["out"]
+
+    def init_shared(key):
+        return {"in": jax.random.normal(key, (1, 8)), "out": jnp.zeros((8, 2))}
+
+    def init_local(key, shard):
+        return Replay(
+            jnp.zeros((capacity, 1)),
+            jnp.zeros(capacity, jnp.int32),
+            jnp.zeros(capacity),
+            jnp.zeros((), jnp.int32),
+        )
+
+    def act(actor, local, carry, obs, is_first, key):
+        explore, choice = jax.random.split(key)
+        greedy = q(actor, obs).argmax(-1)
+        random = jax.random.randint(choice, greedy.shape, 0, 2)
+        return jnp.where(jax.random.bernoulli(explore, 0.3, greedy.shape), random, greedy), (), ()
+
+    def insert(local, rollout):
+        n = rollout.valid.size
+        at = (local.filled + jnp.cumsum(rollout.valid.reshape(-1)) - 1) % capacity
+        at = jnp.where(rollout.valid.reshape(-1), at, capacity)  # masked: dropped
+        return Replay(
+            local.obs.at[at].set(rollout.obs[:-1].reshape(n, 1), mode="drop"),
+            local.action.at[at].set(rollout.action.reshape(n), mode="drop"),
+            local.reward.at[at].set(rollout.reward.reshape(n), mode="drop"),
+            local.filled + rollout.valid.sum(dtype=jnp.int32),
+        )
+
+    def update(shared, local, rollout, key):
+        local = pool.map(insert, local, rollout)
+        flat, unravel = jax.flatten_util.ravel_pytree(shared)
+
+        def shard_loss(flat, index, local):
+            shard_key = jax.random.fold_in(key, index)
+            size = jnp.minimum(local.filled, capacity)
+            pick = jax.random.randint(shard_key, (64,), 0, size)
+            predicted = q(unravel(flat), local.obs[pick])[jnp.arange(64), local.action[pick]]
+            return jnp.square(predicted - local.reward[pick]).mean(), {}
+
+        gradient, _ = pool.grad(shard_loss, flat, pool.shard_index(), local)
+        return unravel(flat - 0.05 * gradient), local, {"grad": jnp.abs(gradient).max()}
+
+    return Algorithm(
+        init_shared=init_shared,
+        init_local=init_local,
+        init_carry=lambda num_envs: (),
+        actor=lambda shared: shared,
+        act=act,
+        play=lambda actor, carry, obs, is_first, key, greedy: (q(actor, obs).argmax(-1), carry),
+        update=update,
+    )
+
+
+def test_a_replay_buffer_goes_through_the_loop_and_is_learnt_from(monkeypatch):
+    config = small(iterations=60)
+    state, _ = run(
+        config.replace(devices=1), probes.Both(), algo=make_replay, monkeypatch=monkeypatch
+    )
+    assert (state.local.algo.filled > 200).all()
+    params = jax.tree.map(lambda x: x[0], state.shared.algo)
+    values = np.tanh(np.asarray([[-1.0], [1.0]]) @ params["in"]) @ params["out"]
+    np.testing.assert_array_equal(values.argmax(-1), [0, 1])
+    # Replay is a shard's own, so it too is the same on any number of devices.
+    other, _ = run(
+        config.replace(devices=4), probes.Both(), algo=make_replay, monkeypatch=monkeypatch
+    )
+    assert differing(state, other) == []
+
+
+@pytest.mark.parametrize("make", [make_recurrent, make_replay])
+def test_throwaway_algorithms_train_as_a_population_too(make, monkeypatch):
+    config = small(num_seeds=2, devices=2, iterations=2)
+    state, history = run(config, probes.Both(), algo=make, monkeypatch=monkeypatch)
+    assert history[0]["steps"].shape == (2,)
+    assert (jax.tree.leaves(state.shared.algo)[0][0] != jax.tree.leaves(state.shared.algo)[0][1]).any()

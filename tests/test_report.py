@@ -1,0 +1,434 @@
+"""The report of runs whose directories are written here by hand."""
+
+import base64
+import html
+import io
+import itertools
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+from PIL import Image
+from scipy import stats
+
+from jaxrl_scale import evaluate, report
+
+VERSIONS = {"python": "3.11.9", "jaxlib": "0.10.2", "numpy": "2.4.1"}
+
+
+def make_run(
+    path,
+    *,
+    env="CartPole-v1",
+    algo="ppo",
+    learning_rate=3e-4,
+    seeds=1,
+    rows=40,
+    iterations=40,
+    target=475.0,
+    final=490.0,
+    speed=500_000.0,
+    finished=True,
+    failed=None,
+    **config,
+):
+    """A run directory as `jaxrl_scale.train` leaves it; ``failed`` is (member, row)."""
+    path.mkdir(parents=True)
+    own = {"name": algo, "learning_rate": learning_rate, "gamma": 0.99}
+    settings = {
+        "env": env,
+        "env_kwargs": {},
+        "algo": own,
+        "hidden_sizes": [64, 64],
+        "seed": 0,
+        "num_seeds": seeds,
+        "num_envs": 64,
+        "rollout_length": 128,
+        "total_steps": iterations * 64 * 128,
+        "iterations": None,
+        "target_return": target,
+        "run_dir": str(path),
+    }
+    (path / "config.json").write_text(json.dumps(settings | config))
+    start = {"versions": VERSIONS, "devices": ["cpu", "cpu"], "command": "python -m x --a <b>"}
+    (path / "run.json").write_text(json.dumps({"starts": [start, start]}))
+
+    rng = np.random.default_rng(7)
+    lines, pace = [], rng.uniform(4, 9, seeds)
+    for k in range(1, rows + 1):
+        mean = final * (1 - np.exp(-pace * k / rows)) * rng.normal(1, 0.01, seeds)
+        done = [int(failed[0])] if failed and k >= failed[1] else []
+        member = {
+            "return": mean * rng.normal(1, 0.08, seeds),
+            "return_100": mean if k > 2 else np.full(seeds, np.nan),
+            "length": np.abs(mean),
+            "loss": np.exp(-k / 20) + rng.normal(0, 0.02, seeds),
+            "policy_loss": rng.normal(-0.01, 0.003, seeds),
+            "value_loss": np.exp(-k / 15) * 20 * np.ones(seeds),
+            "entropy": 0.69 * np.exp(-k / rows) * np.ones(seeds),
+            "approx_kl": np.abs(rng.normal(0.008, 0.002, seeds)),
+            "clip_fraction": rng.uniform(0.05, 0.15, seeds),
+            "explained_variance": (1 - np.exp(-k / 8)) * np.ones(seeds),
+            "grad_norm": np.exp(rng.normal(0, 0.3, seeds)),
+            "learning_rate": learning_rate * (1 - k / rows) * np.ones(seeds),
+        }
+        alive = [m for m in range(seeds) if m not in done]
+        steps = k * 64 * 128 * seeds
+        row = {
+            "iteration": k,
+            "env_steps": steps,
+            "time": 1.7e9 + k,
+            "wall_seconds": 5 + steps / speed,
+            "compile_seconds": 2.5,
+            "steps_per_second": speed * rng.normal(1, 0.05),
+            "episodes": 12,
+        }
+        row |= {
+            name: None if np.isnan(x[alive]).any() else float(stats.trim_mean(x[alive], 0.25))
+            for name, x in member.items()
+        }
+        if seeds > 1:
+            row["per_seed"] = {
+                n: [None if math.isnan(v) else float(v) for v in x] for n, x in member.items()
+            }
+            row["failed"] = done
+        lines.append(json.dumps(row))
+    (path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    if finished:
+        per_seed = [None if failed and m == failed[0] else final - 3.0 * m for m in range(seeds)]
+        summary = {
+            "status": "done",
+            "iterations": rows,
+            "num_seeds": seeds,
+            "failed": [failed[0]] if failed else [],
+            "env_steps": row["env_steps"],
+            "return_100": row["return_100"],
+            "evaluation": {
+                "mean": final - 1.5,
+                "iqm": final - 2.5,
+                "ci95": [final - 20.5, final + 1.25],
+                "episodes": 128,
+                "per_seed": per_seed,
+            },
+            "target_return": target,
+            "seconds_to_target": 71.0,
+            "wall_seconds": row["wall_seconds"] + 1,
+            "compile_seconds": 2.5,
+            "steps_per_second": speed,
+            "peak_memory_mb": 1234.4,
+        }
+        (path / "summary.json").write_text(json.dumps(summary))
+    return path
+
+
+def write(tmp_path, *runs, episodes=0):
+    """The page of the runs as text, and the folder where it was written."""
+    out = tmp_path / "out" / "page.html"
+    report.report(runs, out, episodes)
+    return out.read_text(), out.parent
+
+
+def table_after(page, heading):
+    """The cells of the first table below a heading, as text, row by row."""
+    table = re.search(r"<table>.*?</table>", page[page.index(f"<h2>{heading}") :], re.S)[0]
+    rows = re.findall(r"<tr>(.*?)</tr>", table)
+    return [
+        [
+            html.unescape(re.sub(r"<[^>]+>", " ", cell)).strip()
+            for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)
+        ]
+        for row in rows
+    ]
+
+
+def results(page):
+    heads, *rows = table_after(page, "Results")
+    return [dict(zip(heads, row, strict=True)) for row in rows]
+
+
+# --- numbers --------------------------------------------------------------------------------
+
+
+def test_the_table_shows_the_numbers_of_the_summary(tmp_path):
+    page, _ = write(tmp_path, make_run(tmp_path / "first", seeds=5, seed=10, failed=(4, 30)))
+    (row,) = results(page)
+    assert row == {
+        "Run": "first done",
+        "Environment": "CartPole-v1",
+        "Algorithm": "PPO",
+        "Seeds": "5 10 to 14",
+        "Env steps": "1,638,400",
+        "Evaluation return": "487.5 469.5 to 491.2",
+        "Worst seed": "481.0 seed 13",
+        "Failed seeds": "1 seed 14",
+        "Training return": row["Training return"],
+        "Wall time": "9.3 s",
+        "Compile time": "2.5 s",
+        "Steps/s": "500k",
+        "Time to target": "1:11",
+        "Peak memory": "1,234 MB",
+    }
+
+
+def test_one_seed_shows_its_mean_and_no_worst_seed(tmp_path):
+    page, _ = write(tmp_path, make_run(tmp_path / "first"))
+    (row,) = results(page)
+    assert row["Evaluation return"].startswith("488.5")
+    assert row["Worst seed"] == "–"
+
+
+def test_a_run_without_a_summary_shows_what_its_rows_say(tmp_path):
+    run = make_run(tmp_path / "going", finished=False, rows=10, iterations=40)
+    page, _ = write(tmp_path, run)
+    (row,) = results(page)
+    assert row["Run"] == "going no summary yet: iteration 10 of 40"
+    assert row["Env steps"] == "81,920"
+    assert row["Evaluation return"] == "–"
+    assert row["Time to target"] == "–"
+    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    assert row["Training return"] == f"{last['return_100']:.1f}"
+
+
+def test_a_finished_run_that_missed_its_target_says_so(tmp_path):
+    run = make_run(tmp_path / "run")
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps(summary | {"seconds_to_target": None}))
+    page, _ = write(tmp_path, run)
+    assert results(page)[0]["Time to target"] == "not reached"
+
+
+# --- curves ---------------------------------------------------------------------------------
+
+
+def test_the_interval_of_four_seeds_is_worked_by_hand():
+    # The interquartile mean of four draws is the mean of the middle two. It is the least value
+    # where at least three draws are: (4 * 3 + 1) / 256 = 5.1 % > 2.5 %; likewise the greatest.
+    assert report.bootstrap_interval(np.array([3.0, 1.0, 10.0, 2.0])) == (1.0, 10.0)
+
+
+def test_the_interval_agrees_with_every_resample_counted():
+    values = np.array([0.0, 1.0, 4.0, 9.0, 16.0, 25.0])
+    draws = np.array(list(itertools.product(values, repeat=6)))
+    exact = np.percentile(stats.trim_mean(draws, 0.25, axis=1), (2.5, 97.5))
+    np.testing.assert_allclose(report.bootstrap_interval(values), exact, atol=0.5)
+    assert exact[0] > values.min()  # else the test could not tell an interval from a range
+    assert exact[1] < values.max()
+
+
+def test_the_interval_of_one_seed_is_its_value_and_of_none_is_none():
+    assert report.bootstrap_interval(np.array([7.0])) == (7.0, 7.0)
+    assert np.isnan(report.bootstrap_interval(np.array([]))).all()
+
+
+def rows_of(tmp_path, rows, **config):
+    """A run that has exactly these rows."""
+    run = make_run(tmp_path / "rows", **config)
+    times = {"wall_seconds": 1.0, "compile_seconds": 0.5, "steps_per_second": 1.0}
+    lines = [json.dumps({"iteration": k + 1, **times, **row}) for k, row in enumerate(rows)]
+    (run / "metrics.jsonl").write_text("\n".join(lines))
+    return report.read_runs([run])[0]
+
+
+def test_a_curve_is_drawn_over_the_steps_of_one_agent_and_drops_failed_seeds(tmp_path):
+    run = rows_of(
+        tmp_path,
+        [
+            {"env_steps": 30, "x": None, "per_seed": {"x": [1.0, None, 3.0]}, "failed": []},
+            {"env_steps": 60, "x": 2.0, "per_seed": {"x": [1.0, 2.0, 3.0]}, "failed": []},
+            {"env_steps": 90, "x": 2.0, "per_seed": {"x": [2.0, 2.0, 9.0]}, "failed": [2]},
+        ],
+        seeds=3,
+    )
+    curve = report.curve(run, "x")
+    np.testing.assert_array_equal(curve.steps, [10, 20, 30])
+    np.testing.assert_array_equal(curve.center, [np.nan, 2, 2])
+    np.testing.assert_array_equal(curve.seeds[:, 2], [3, 3, np.nan])
+    low, high = curve.interval()
+    # No number yet; three seeds, whose least value alone has 1 / 27 > 2.5 %; two that agree.
+    np.testing.assert_array_equal(low, [np.nan, 1, 2])
+    np.testing.assert_array_equal(high, [np.nan, 3, 2])
+
+
+def test_a_long_run_is_thinned_and_keeps_its_last_row(tmp_path):
+    run = rows_of(tmp_path, [{"env_steps": k, "x": float(k)} for k in range(1, 1002)])
+    curve = report.curve(run, "x")
+    assert 200 <= len(curve.steps) <= report.CURVE_POINTS
+    assert curve.steps[-1] == 1001
+
+
+# --- the page -------------------------------------------------------------------------------
+
+
+def test_the_page_needs_nothing_but_itself(tmp_path):
+    a, b = make_run(tmp_path / "a"), make_run(tmp_path / "b", seeds=3)
+    page, _ = write(tmp_path, a, b)
+    sources = re.findall(r"<img[^>]* src=\"([^\"]{30})", page)
+    assert len(sources) > 10
+    assert all(source.startswith("data:image/png;base64,") for source in sources)
+    assert not re.search(r"https?:|//[a-z]|@import|<script|url\(|<link(?! rel=\"icon\")", page)
+
+
+def test_the_images_beside_the_page_are_the_ones_within(tmp_path):
+    page, folder = write(tmp_path, make_run(tmp_path / "a", env="Acrobot-v1"))
+    files = sorted(folder.glob("page-*.png"))
+    assert {"page-return-by-steps-Acrobot-v1.png", "page-entropy.png"} <= {f.name for f in files}
+    for file in files:
+        Image.open(file).verify()
+        assert base64.b64encode(file.read_bytes()).decode() in page
+    assert page.count("data:image/png") == len(files)
+
+
+def test_each_environment_has_its_own_curves(tmp_path):
+    runs = [make_run(tmp_path / env, env=env) for env in ("CartPole-v1", "Acrobot-v1")]
+    _, folder = write(tmp_path, *runs)
+    assert len(list(folder.glob("page-return-by-steps-*.png"))) == 2
+
+
+def test_only_what_differs_between_configs_is_listed(tmp_path):
+    a = make_run(tmp_path / "a", learning_rate=3e-4)
+    b = make_run(tmp_path / "b", learning_rate=1e-3, env_kwargs={"length": 0.7})
+    page, _ = write(tmp_path, a, b)
+    assert table_after(page, "Configuration") == [
+        ["Key", "a", "b"],
+        ["algo.learning_rate", "0.0003", "0.001"],
+        ["env_kwargs.length", "–", "0.7"],
+    ]
+
+
+def test_one_run_has_its_whole_config_folded(tmp_path):
+    page, _ = write(tmp_path, make_run(tmp_path / "a"))
+    cells = dict(table_after(page, "Configuration"))
+    assert cells["algo"] == "ppo"
+    assert cells["algo.gamma"] == "0.99"
+    assert cells["hidden_sizes"] == "64, 64"
+    assert "<details>" in page
+
+
+def test_versions_and_devices_are_those_of_the_last_start(tmp_path):
+    page, _ = write(tmp_path, make_run(tmp_path / "a"))
+    assert table_after(page, "Versions") == [
+        ["", "a"],
+        ["devices", "2 × cpu"],
+        ["starts", "2"],
+        ["command", "python -m x --a <b>"],
+        *([name, version] for name, version in VERSIONS.items()),
+    ]
+
+
+def test_runs_of_the_same_name_are_told_apart_and_one_given_twice_is_one(tmp_path):
+    a, b = make_run(tmp_path / "x" / "run"), make_run(tmp_path / "y" / "run")
+    assert [r.label for r in report.read_runs([a, b, a])] == ["x/run", "y/run"]
+
+
+# --- the episode ----------------------------------------------------------------------------
+
+
+class Noise:
+    """An agent whose frames no compression makes small."""
+
+    iteration = 40
+
+    def record(self):
+        frames = np.random.default_rng(0).integers(0, 256, (60, 80, 120, 3), np.uint8)
+        return [np.kron(frame, np.ones((3, 3, 1), np.uint8)) for frame in frames]
+
+
+def test_a_large_episode_is_embedded_below_two_megabytes(tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluate, "load", lambda path: Noise())
+    page, folder = write(tmp_path, make_run(tmp_path / "a"), episodes=1)
+    gif = (folder / "page-episode.gif").read_bytes()
+    assert len(gif) <= 2_000_000
+    assert Image.open(io.BytesIO(gif)).n_frames > 5
+    assert f"data:image/gif;base64,{base64.b64encode(gif).decode()}" in page
+    assert "59 steps, greedy, after iteration 40" in page
+    assert not (folder / ".episode.gif").exists()
+
+
+def test_an_episode_that_lies_in_the_run_directory_is_used(tmp_path):
+    run = make_run(tmp_path / "a")
+    evaluate.write_video(run / "episode.gif", [np.full((8, 8, 3), k, np.uint8) for k in (0, 99)])
+    page, _ = write(tmp_path, run, episodes=1)
+    assert base64.b64encode((run / "episode.gif").read_bytes()).decode() in page
+
+
+def test_without_a_checkpoint_the_page_says_so(tmp_path):
+    run = make_run(tmp_path / "a")
+    page, folder = write(tmp_path, run, episodes=1)
+    assert "the run has no checkpoint yet" in page
+    assert not list(folder.glob("*.gif"))
+
+
+def test_an_environment_that_breaks_while_drawing_costs_only_the_episode(tmp_path, monkeypatch):
+    def load(path):
+        raise RuntimeError("no <display>")
+
+    monkeypatch.setattr(evaluate, "load", load)
+    page, _ = write(tmp_path, make_run(tmp_path / "a"), episodes=1)
+    assert "RuntimeError: no &lt;display&gt;" in page
+
+
+# --- the command ----------------------------------------------------------------------------
+
+
+def test_the_command_writes_into_the_run_directory_and_names_every_file(tmp_path, capsys):
+    run = make_run(tmp_path / "a")
+    assert report.main([str(run), "--episodes", "0"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    written = {line.removeprefix("wrote ") for line in lines}
+    assert written == {str(file) for file in run.glob("report*")}
+    assert str(run / "report.html") in written
+
+
+def damaged(tmp_path):
+    run = make_run(tmp_path / "damaged")
+    (run / "summary.json").write_text("{")
+    return run
+
+
+def empty(tmp_path):
+    run = make_run(tmp_path / "empty")
+    (run / "metrics.jsonl").write_text("")
+    return run
+
+
+def no_run(tmp_path):
+    (tmp_path / "no_run").mkdir()
+    return tmp_path / "no_run"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda tmp_path: tmp_path / "absent", "absent does not exist"),
+        (no_run, "no_run is no run directory: it has no config.json"),
+        (empty, "empty has no metrics yet; log_every says when they come"),
+        (damaged, "summary.json is damaged"),
+    ],
+)
+def test_a_mistake_is_one_line_and_status_2(tmp_path, capsys, make, message):
+    good = make_run(tmp_path / "good")
+    assert report.main([str(good), str(make(tmp_path)), "--out", str(tmp_path / "x.html")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert message in line
+    assert not (tmp_path / "x.html").exists()
+
+
+def test_a_place_that_cannot_be_written_is_one_line(tmp_path, capsys):
+    run = make_run(tmp_path / "a")
+    (tmp_path / "file").write_text("")
+    out = str(tmp_path / "file" / "page.html")
+    assert report.main([str(run), "--episodes", "0", "--out", out]) == 74
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: cannot write ")
+
+
+def test_help_explains_every_option(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        report.main(["--help"])
+    text = capsys.readouterr().out
+    for option in ("RUN_DIR", "--out FILE", "--episodes N"):
+        explained = re.search(rf"^  {option} +(\S.*)$|^  {option}\n +(\S.*)$", text, re.M)
+        assert explained, option
