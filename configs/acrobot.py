@@ -1,4 +1,28 @@
-from jaxrl_scale.algos.ppo import Config as PPO
+"""Acrobot-v1 with PPO: swing a two-link arm above a line.
+
+    python -m jaxrl_scale.train --config configs/acrobot.py
+
+600,000 steps take about two seconds on two cores after compilation; the return is about -77.
+The last 100 episodes reach a mean of -100 after about 155,000 steps.
+"""
+
+from jaxrl_scale.algos import ppo
 from jaxrl_scale.config import Config
-def get_config():
-    return Config(env="Acrobot-v1", target_return=-100.0, algo=PPO())
+
+
+def get_config() -> Config:
+    return Config(
+        env="Acrobot-v1",
+        num_envs=128,
+        rollout_length=64,
+        total_steps=600_000,
+        target_return=-100.0,
+        algo=ppo.Config(
+            learning_rate=2e-3,
+            gae_lambda=0.9,
+            epochs=4,
+            minibatch_size=512,
+            entropy_coef=0.0,
+            normalize_observations=True,
+        ),
+    )

@@ -2,9 +2,9 @@
 
 A checkpoint is a folder named after its iteration. orbax writes it under a temporary name
 (``*.orbax-checkpoint-tmp``) and renames it when it is complete, so that a process killed at
-any moment leaves whole ones only. It holds the arrays by name (``shared/algo/params/kernel``) and,
-as orbax's custom metadata, a JSON record: the caller's ``meta`` and ``score``; shape, dtype
-and CRC-32 of every array; a CRC-32 of the record itself.
+any moment leaves whole ones only. It holds the arrays by name (``shared/algo/params/kernel``)
+and, as orbax's custom metadata, a JSON record: the caller's ``meta`` and ``score``; shape,
+dtype and CRC-32 of every array; a CRC-32 of the record itself.
 
 orbax by itself reads some damage as wrong numbers (a byte flipped in an array); the digests
 find all of it. They also tell damage, which is skipped, from a checkpoint of another config,
@@ -271,14 +271,17 @@ def _read_record(path: Path) -> dict[str, Any]:
 
 
 def _read_arrays(path: Path, saved: dict[str, Any]) -> dict[str, np.ndarray]:
-    stored = [name for name, x in saved.items() if 0 not in x["shape"]]
+    import orbax.checkpoint as ocp
+
+    as_numpy = ocp.RestoreArgs(restore_type=np.ndarray)
+    stored = {name: as_numpy for name, x in saved.items() if 0 not in x["shape"]}
     try:
-        with ThreadPoolExecutor(1) as thread:  # orbax fails within a notebook's event loop
-            arrays = thread.submit(_read_stored, path, stored).result()
+        with _checkpointer() as checkpointer:
+            arrays = checkpointer.restore(path, args=ocp.args.PyTreeRestore(restore_args=stored))
     except MemoryError:
         raise
     except Exception as error:
-        raise _Damage(f"its state cannot be read: {_reason(error)}") from error
+        raise _Damage(f"its arrays cannot be read: {_reason(error)}") from error
     for name, as_saved in saved.items():
         if name not in stored:
             arrays[name] = np.zeros(as_saved["shape"], as_saved["dtype"])
@@ -287,14 +290,6 @@ def _read_arrays(path: Path, saved: dict[str, Any]) -> dict[str, np.ndarray]:
         if not same_type or _digest(x) != as_saved["crc32"]:
             raise _Damage(f"{name} is not what was written")
     return arrays
-
-
-def _read_stored(path: Path, names: list[str]) -> dict[str, Any]:
-    import orbax.checkpoint as ocp
-
-    as_numpy = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in names}
-    with _checkpointer() as checkpointer:
-        return checkpointer.restore(path, args=ocp.args.PyTreeRestore(restore_args=as_numpy))
 
 
 def _checkpointer() -> Any:
@@ -324,7 +319,7 @@ def _checkpointer() -> Any:
                 arrays += await super().deserialize([info], [arg])
             return arrays
 
-    logging.getLogger("absl").addFilter(_not_from_orbax)
+    logging.getLogger("absl").addFilter(_not_from_orbax)  # once: it is the same function
     process = jax.process_index()
     # Acts for this process alone: no barrier with other hosts, least of all in a thread.
     alone = ocp.options.MultiprocessingOptions(primary_host=process, active_processes={process})

@@ -1,7 +1,9 @@
 """Typed configs: frozen dataclasses, a Python file that fills them, the command line on top.
 
 `load` turns ``argv`` into a checked `Config`; every mistake is a one-line `UserError` raised
-before anything is compiled. Sizes are checked in one place, `check`.
+before anything is compiled. Sizes are checked in one place, `check`. What only the building of
+an environment or a network can tell (``gymnax:…`` and ``module:Class``), `jaxrl_scale.envs`
+and `jaxrl_scale.networks` check.
 """
 
 from __future__ import annotations
@@ -11,7 +13,9 @@ import dataclasses
 import difflib
 import json
 import math
+import re
 import runpy
+import traceback
 import types
 import typing
 from collections.abc import Sequence
@@ -20,7 +24,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from jaxrl_scale import algos, envs
-from jaxrl_scale.types import UserError
+from jaxrl_scale.types import Environment, UserError
 
 
 def option(
@@ -46,31 +50,43 @@ def option(
 class Config:
     """One run, whole: the run is a function of this (and of ``seed``, which is part of it)."""
 
-    env: str = option("CartPole-v1", "environment: a name, gymnax:Name or module:Class")
-    env_kwargs: dict[str, Any] = option({}, "the environment's own parameters, by name")
+    env: str = option(
+        "CartPole-v1", f"environment: {', '.join(envs.names())}, gymnax:NAME or module:Class"
+    )
+    env_kwargs: dict[str, Any] = option(
+        {}, "a parameter of the environment; another --env drops those of the config file"
+    )
     algo: Any = field(default_factory=lambda: algos.get("ppo").Config())
-    network: str = option("mlp", "network: mlp, cnn, auto or module:Class (a flax module)")
+    network: str = option(
+        "mlp", "network: mlp, cnn, auto (cnn for images, else mlp) or module:Class, a flax module"
+    )
     hidden_sizes: tuple[int, ...] = option((64, 64), "widths of the hidden layers", low=1)
-    activation: Literal["tanh", "relu", "silu", "gelu"] = option("tanh", "between the layers")
-    shared_torso: bool = option(False, "one torso for policy and value instead of two")
+    activation: Literal["tanh", "relu", "silu", "gelu"] = option(
+        "tanh", "activation after each hidden layer"
+    )
+    shared_torso: bool = option(False, "policy and value share the hidden layers")
 
     seed: int = option(0, "the first member's seed; member k has seed + k", low=0, high=2**31 - 1)
     num_seeds: int = option(1, "agents trained side by side in one program", low=1)
     num_envs: int = option(64, "environments of one agent, over all devices", low=1)
     num_shards: int = option(
-        8, "slices of the environments; a power of two; bounds the devices", low=1
+        8,
+        "fixed slices of the environments, a power of two; bounds the devices of one agent",
+        low=1,
     )
-    rollout_length: int = option(128, "steps of each environment an iteration", low=1)
+    rollout_length: int = option(128, "steps of each environment in an iteration", low=1)
     total_steps: int = option(
         1_000_000, "environment steps of one agent, rounded up to whole iterations", low=1
     )
-    iterations: int | None = option(None, "iterations, instead of total_steps", low=1)
+    iterations: int | None = option(
+        None, "iterations; where given, total_steps does not count", low=1
+    )
     target_return: float | None = option(
         None, "mean return of the last 100 episodes that counts as solved", on_resume=True
     )
 
     devices: int | None = option(
-        None, "local devices; default: all GPUs, or one CPU device a core", low=1, on_resume=True
+        None, "local devices; none: all GPUs, or one CPU device a core", low=1, on_resume=True
     )
     reduction: Literal["auto", "exact", "pooled"] = option(
         "auto",
@@ -78,7 +94,7 @@ class Config:
         "pooled: one big batch, equal within rounding; auto: exact on CPUs, pooled on GPUs",
     )
     matmul_precision: Literal["highest", "high", "default"] = option(
-        "highest", "jax_default_matmul_precision (highest: float32 throughout)"
+        "highest", "of matrix products; highest is float32 throughout"
     )
     deterministic: bool = option(False, "XLA's deterministic operations on GPUs (slower)")
 
@@ -88,14 +104,14 @@ class Config:
     checkpoint_every: int = option(50, "iterations between checkpoints", low=1)
     keep_checkpoints: int = option(3, "latest checkpoints kept, beside the best", low=1)
     wandb: Literal["auto", "online", "offline", "disabled"] = option(
-        "auto", "auto: online with an account, else offline", on_resume=True
+        "auto", "auto: online where wandb finds an account, else offline", on_resume=True
     )
-    wandb_project: str = option("jaxrl_scale", "wandb project", on_resume=True)
-    tensorboard: bool = option(True, "write TensorBoard events", on_resume=True)
+    wandb_project: str = option("jaxrl_scale", "wandb's project", on_resume=True)
+    tensorboard: bool = option(True, "write TensorBoard's event files", on_resume=True)
     compilation_cache: str = option(
         "~/.cache/jaxrl_scale", "folder of compiled programs; empty: none", on_resume=True
     )
-    run_dir: str | None = option(None, "default: runs/<config>-<time>")
+    run_dir: str | None = option(None, "folder of the run; none: runs/<config>-<time>")
 
     @property
     def steps_per_iteration(self) -> int:
@@ -104,7 +120,7 @@ class Config:
 
     @property
     def num_iterations(self) -> int:
-        return self.iterations or math.ceil(self.total_steps / self.steps_per_iteration)
+        return self.iterations or -(-self.total_steps // self.steps_per_iteration)
 
     @property
     def envs_per_shard(self) -> int:
@@ -116,30 +132,61 @@ class Config:
 
 # --- checks ---------------------------------------------------------------------------------
 
+_INT32 = 2**31 - 1  # JAX counts and indexes in int32
+
 
 def check(config: Config) -> None:
     """Raise a `UserError` that names the numbers that do not fit."""
+    _check_algo(config.algo)
     _check_fields(config, "")
     _check_fields(config.algo, "algo.")
+    if config.seed + config.num_seeds - 1 > _INT32:
+        raise UserError(
+            f"seed={config.seed} and num_seeds={config.num_seeds}: the last seed is "
+            f"{config.seed + config.num_seeds - 1}, which should be at most {_INT32}"
+        )
     if config.num_shards & (config.num_shards - 1):
         near = 2 ** round(math.log2(config.num_shards))
-        raise UserError(f"num_shards={config.num_shards} is not a power of two; try {near}")
+        raise UserError(f"num_shards={config.num_shards} is not a power of two; try num_shards={near}")
     _check_divides(config.num_envs, "num_envs", config.num_shards, "num_shards")
+    if config.steps_per_iteration > _INT32:
+        raise UserError(
+            f"num_envs * rollout_length = {config.num_envs} * {config.rollout_length} = "
+            f"{config.steps_per_iteration} steps in an iteration should be at most {_INT32}"
+        )
+    if config.num_iterations > _INT32:
+        name = "iterations" if config.iterations else "total_steps"
+        raise UserError(
+            f"{name}={getattr(config, name)} makes {config.num_iterations} iterations of "
+            f"{config.steps_per_iteration} steps; there should be at most {_INT32}"
+        )
     if config.devices and config.num_shards % config.devices and config.num_seeds % config.devices:
+        near = max(
+            largest_divisor(number, config.devices)
+            for number in (config.num_shards, config.num_seeds)
+        )
         raise UserError(
             f"devices={config.devices} divides neither num_shards={config.num_shards} "
-            f"nor num_seeds={config.num_seeds}; try devices="
-            f"{largest_divisor(config.num_shards, config.devices)}"
+            f"nor num_seeds={config.num_seeds}; try devices={near}"
         )
     config.algo.check(config)
+
+
+def _check_algo(algo: Any) -> None:
+    """An instance of a ``Config`` of `jaxrl_scale.algos`, not its name and not the class."""
+    if isinstance(algo, type) or not dataclasses.is_dataclass(algo) or not hasattr(algo, "name"):
+        shown = algo.__qualname__ if isinstance(algo, type) else repr(algo)
+        raise UserError(
+            f"algo={shown} should be an algorithm's own Config, "
+            f"such as jaxrl_scale.algos.{algos.names()[0]}.Config()"
+        )
 
 
 def _check_divides(total: int, total_name: str, part: int, part_name: str) -> None:
     if total % part:
         near = max(part, round(total / part) * part)
         raise UserError(
-            f"{total_name}={total} does not divide by {part_name}={part}; "
-            f"try {total_name}={near}"
+            f"{total_name}={total} does not divide by {part_name}={part}; try {total_name}={near}"
         )
 
 
@@ -148,7 +195,9 @@ def check_minibatches(config: Config, minibatch_size: int) -> None:
     _check_divides(minibatch_size, "algo.minibatch_size", config.num_shards, "num_shards")
     steps = config.steps_per_iteration
     if steps % minibatch_size:
-        fitting = [d for d in range(1, steps + 1) if steps % d == 0 and d % config.num_shards == 0]
+        of_a_shard = steps // config.num_shards
+        small = [d for d in range(1, math.isqrt(of_a_shard) + 1) if of_a_shard % d == 0]
+        fitting = [d * config.num_shards for s in small for d in (s, of_a_shard // s)]
         near = min(fitting, key=lambda d: abs(d - minibatch_size))
         raise UserError(
             f"algo.minibatch_size={minibatch_size} does not divide an iteration of "
@@ -169,7 +218,11 @@ def _check_fields(config: Any, prefix: str) -> None:
             continue
         value, hint, name = getattr(config, f.name), hints[f.name], prefix + f.name
         if not _has_type(value, hint):
-            raise UserError(f"{name}={value!r} should be {_type_name(hint)}")
+            raise UserError(f"{name}={value!r} should be {_type_name(hint)}{_nearest(value, hint)}")
+        if isinstance(value, dict) and not _is_plain(value):
+            raise UserError(
+                f"{name}={value!r} should hold finite numbers, texts and lists: it becomes JSON"
+            )
         low, high = f.metadata.get("low"), f.metadata.get("high")
         for number in value if isinstance(value, tuple) else (value,):
             if isinstance(number, float) and not math.isfinite(number):
@@ -185,11 +238,11 @@ def _has_type(value: Any, hint: Any) -> bool:
     if origin in (types.UnionType, typing.Union):
         return any(_has_type(value, arg) for arg in args)
     if origin is Literal:
-        return value in args
+        return isinstance(value, str) and value in args
     if origin is tuple:
         return isinstance(value, tuple) and all(_has_type(v, args[0]) for v in value)
     if origin is dict:
-        return isinstance(value, dict)
+        return isinstance(value, dict) and all(isinstance(key, str) for key in value)
     if hint is float:  # a whole number is a number, a bool is none
         return isinstance(value, int | float) and not isinstance(value, bool)
     if hint is int:
@@ -204,9 +257,48 @@ def _type_name(hint: Any) -> str:
     if origin is Literal:
         return "one of " + ", ".join(map(str, args))
     if origin is tuple:
-        return "whole numbers separated by commas"
+        return "whole numbers separated by commas, in Python a tuple"
+    if origin is dict:
+        return "a dict with texts for keys"
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
     return "none" if hint is type(None) else names.get(hint, str(hint))
+
+
+def _nearest(value: Any, hint: Any) -> str:
+    """What `nearest` says where ``hint`` has choices."""
+    if typing.get_origin(hint) is Literal and isinstance(value, str):
+        return nearest(value, typing.get_args(hint))
+    return ""
+
+
+def _is_plain(value: Any) -> bool:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _one_line(text: object) -> str:
+    return " ".join(str(text).split())
+
+
+def make_env(config: Config) -> Environment:
+    """The config's environment. Raises a `UserError` that names what does not exist."""
+    try:
+        env = envs.make(config.env, **config.env_kwargs)
+    except (ValueError, ImportError) as error:
+        raise UserError(_one_line(error)) from error
+    except TypeError as error:
+        if not config.env_kwargs:
+            raise
+        raise UserError(f"env_kwargs={config.env_kwargs!r}: {_one_line(error)}") from error
+    if config.env in envs.names():
+        hints = typing.get_type_hints(type(env))
+        for name, value in config.env_kwargs.items():
+            if not _has_type(value, hints[name]):
+                raise UserError(f"env_kwargs.{name}={value!r} should be {_type_name(hints[name])}")
+    return env
 
 
 # --- the command line -----------------------------------------------------------------------
@@ -215,38 +307,55 @@ def _type_name(hint: Any) -> str:
 def load(argv: Sequence[str]) -> tuple[Config, str, str | None]:
     """``argv`` to ``(config, name, run directory to resume or None)``; ``name`` is the stem
     of the config file, or of the environment where there is none."""
-    first = _Parser(add_help=False)
-    first.add_argument("--config")
-    first.add_argument("--resume")
-    first.add_argument("--algo")
+    first = Parser(add_help=False)
+    for option_string in ("--config", "--resume", "--algo"):
+        first.add_argument(option_string)
     chosen, _ = first.parse_known_args(argv)
-    if chosen.config and chosen.resume:
+    if chosen.config is not None and chosen.resume is not None:
         raise UserError("--resume takes its config from the run directory; leave --config out")
 
-    if chosen.resume:
+    if chosen.resume is not None:
         config = read_json(Path(chosen.resume) / "config.json")
     else:
-        config = read_file(Path(chosen.config)) if chosen.config else Config()
-    if chosen.algo:
-        config = config.replace(algo=algos.get(chosen.algo).Config())
+        config = read_file(Path(chosen.config)) if chosen.config is not None else Config()
+    _check_algo(config.algo)
+    if chosen.algo is not None and chosen.algo != config.algo.name:
+        other = algos.get(chosen.algo).Config()
+        if chosen.resume is not None:
+            _check_resume(config, {"algo": chosen.algo})
+        config = config.replace(algo=other)
 
-    parser = _parser(config)
-    given, unknown = parser.parse_known_args(argv)
-    changes = {k: v for k, v in vars(given).items() if k not in ("config", "resume", "algo")}
-    env_kwargs = dict(config.env_kwargs)
-    for text in unknown:
-        if not text.startswith("--env_kwargs.") or "=" not in text:
-            raise UserError(_unknown_option(parser, text))
-        key, value = text.removeprefix("--env_kwargs.").split("=", 1)
-        changes["env_kwargs"] = env_kwargs = {**env_kwargs, key: _parse_literal(value)}
-    if chosen.resume:
+    changes = _changes(config, argv)
+    if "total_steps" in changes:  # instead of the config's iterations
+        changes.setdefault("iterations", None)
+    if chosen.resume is not None:
         _check_resume(config, changes)
-    if changes.get("iterations") is None and "total_steps" in changes:
-        changes["iterations"] = None
     config = _replace(config, changes)
     check(config)
     name = Path(chosen.config).stem if chosen.config else config.env.split(":")[-1]
     return config, name, chosen.resume
+
+
+def _changes(config: Config, argv: Sequence[str]) -> dict[str, Any]:
+    """What ``argv`` sets, by the names of `flatten`."""
+    parser = _parser(config)
+    kwargs = {text.split("=")[0] for text in argv if text.startswith("--env_kwargs.")}
+    for name in kwargs - {"--env_kwargs.", "--env_kwargs.NAME"}:
+        parser.add_argument(name, dest=name.removeprefix("--"), default=argparse.SUPPRESS)
+    given, unknown = parser.parse_known_args(argv)
+    if unknown:
+        raise UserError(_unknown(config, unknown[0]))
+
+    texts = {k: v for k, v in vars(given).items() if k not in ("config", "resume", "algo")}
+    own = {k.removeprefix("env_kwargs."): k for k in texts if k.startswith("env_kwargs.")}
+    env_kwargs = {name: _parse_literal(texts.pop(key)) for name, key in own.items()}
+    hints = typing.get_type_hints(type(config))
+    hints |= {f"algo.{k}": v for k, v in typing.get_type_hints(type(config.algo)).items()}
+    changes = {name: _convert(name, text, hints[name]) for name, text in texts.items()}
+    moved = changes.get("env", config.env) != config.env
+    if env_kwargs or (moved and config.env_kwargs):
+        changes["env_kwargs"] = ({} if moved else config.env_kwargs) | env_kwargs
+    return changes
 
 
 def _replace(config: Config, changes: dict[str, Any]) -> Config:
@@ -261,71 +370,124 @@ def _check_resume(config: Config, changes: dict[str, Any]) -> None:
         allowed += ["total_steps", "iterations"]
     current = flatten(config)
     for name, value in changes.items():
-        if name not in allowed and current.get(name) != value:
+        if name not in allowed and current[name] != value:
+            budget = name in ("total_steps", "iterations")
             raise UserError(
-                f"--{name} cannot change on --resume (the run has {current.get(name)!r}); "
-                f"these can: {', '.join(allowed)}"
+                f"--{name} cannot change on --resume: the run has {name}={_show(current[name])}"
+                + (", on which its schedule depends" if budget else "")
+                + f"; what can change: {', '.join(allowed)}"
             )
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """argparse that abbreviates nothing and tells an error in one line."""
 
     def __init__(self, **kwargs: Any):
         super().__init__(allow_abbrev=False, **kwargs)
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(message)
+        if missing := re.fullmatch(r"argument (--\S+): expected .*argument", message):
+            name = missing[1]
+            raise UserError(f"{name} needs a value; write {name}=VALUE")
+        raise UserError(_one_line(message.removeprefix("argument ")))
 
 
-def _parser(config: Config) -> _Parser:
-    parser = _Parser(
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Shows options as they are best written, ``--name=VALUE``."""
+
+    def __init__(self, prog: str, **kwargs: Any):
+        super().__init__(prog, **{"max_help_position": 32, **kwargs})
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        names = ", ".join(action.option_strings)
+        if action.nargs == 0:
+            return names
+        return f"{names}[={action.metavar}]" if action.nargs == "?" else f"{names}={action.metavar}"
+
+
+_GROUPS = {
+    "env": "the task",
+    "seed": "the run and its scale",
+    "devices": "the machine",
+    "log_every": "logging, evaluation, checkpoints",
+}
+"""Groups of --help, by the first field of each."""
+
+_DESCRIPTION = """\
+Train agents. A run is a function of its config and its seed, and of nothing else.
+
+  python -m jaxrl_scale.train --config configs/acrobot.py --num_seeds=8
+  python -m jaxrl_scale.train --env=Pendulum-v1 --algo.learning_rate=1e-3
+  python -m jaxrl_scale.train --resume runs/acrobot-20260131-120000
+
+Each option's default stands in [brackets]: that of the config file where one is given.
+"""
+
+_EPILOG = """\
+numbers may be written 1e6 or 1_000_000; "none" clears an option whose default is [none]
+
+exit status:
+  0   done
+  2   a mistake in the call or in the config; nothing was started
+  3   no agent's loss is finite any more
+  74  input/output error, such as a full disk
+  75  stopped by a signal and saved; --resume continues it
+"""
+
+
+def _parser(config: Config) -> Parser:
+    parser = Parser(
         prog="python -m jaxrl_scale.train",
-        description="Train agents. A run is a function of its config and seed alone.",
-        epilog="Defaults are those of the config file that --config names. "
-        "Exit status: 0 done, 2 a mistake in the call, 3 the loss is no longer finite, "
-        "74 input/output error, 75 stopped by a signal and saved (resume it).",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="python -m jaxrl_scale.train [--config=FILE | --resume=RUN_DIR] [--OPTION=VALUE ...]",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=_HelpFormatter,
     )
     parser.add_argument("--config", metavar="FILE", help="Python file with get_config()")
-    parser.add_argument("--resume", metavar="RUN_DIR", help="continue a run from its checkpoint")
     parser.add_argument(
-        "--algo", metavar="NAME", help=f"algorithm: {', '.join(algos.names())} (its defaults)"
+        "--resume", metavar="RUN_DIR", help="continue a run from its newest whole checkpoint"
+    )
+    parser.add_argument(
+        "--algo",
+        metavar="NAME",
+        help=f"algorithm: {', '.join(algos.names())}; another than the config file's has its own "
+        f"defaults [{config.algo.name}]",
     )
     _add_options(parser, config, "")
-    group = parser.add_argument_group(f"the algorithm's own ({config.algo.name})")
-    _add_options(group, config.algo, "algo.")
+    _add_options(parser, config.algo, "algo.")
     return parser
 
 
-def _add_options(parser: Any, config: Any, prefix: str) -> None:
+def _add_options(parser: argparse.ArgumentParser, config: Any, prefix: str) -> None:
     hints = typing.get_type_hints(type(config))
+    group = parser.add_argument_group(f"the algorithm's own ({config.name})") if prefix else parser
     for f in dataclasses.fields(config):
         if f.name == "algo":
             continue
-        hint, value = hints[f.name], getattr(config, f.name)
-        text = f"{f.metadata['help']} [{_show(value)}]"
-        if typing.get_origin(hint) is dict:
-            parser.add_argument(
-                f"--{f.name}.NAME", metavar="VALUE", dest="_", default=argparse.SUPPRESS, help=text
-            )
-            continue
-        bool_flag = {"nargs": "?", "const": True} if hint is bool else {}
-        parser.add_argument(
-            f"--{prefix}{f.name}",
-            dest=prefix + f.name,
-            type=_converter(hint, f"--{prefix}{f.name}"),
+        if not prefix and f.name in _GROUPS:
+            group = parser.add_argument_group(_GROUPS[f.name])
+        name, hint = prefix + f.name, hints[f.name]
+        is_dict = typing.get_origin(hint) is dict
+        arguments: dict[str, Any] = {"nargs": "?", "const": "true"} if hint is bool else {}
+        group.add_argument(
+            f"--{name}.NAME" if is_dict else f"--{name}",
+            dest=name,
             default=argparse.SUPPRESS,
-            metavar=_metavar(hint),
-            help=text.replace("%", "%%"),
-            **bool_flag,
+            metavar="VALUE" if is_dict else _metavar(hint),
+            help=f"{f.metadata['help']} [{_show(getattr(config, f.name))}]".replace("%", "%%"),
+            **arguments,
         )
 
 
 def _show(value: Any) -> str:
+    """A value as it is written on the command line."""
     if isinstance(value, tuple):
-        return ",".join(map(str, value))
-    return "none" if value is None else str(value)
+        return ",".join(map(str, value)) or "()"
+    if isinstance(value, dict):
+        return ", ".join(f"{k}={_show(v)}" for k, v in value.items()) or "none"
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:_}" if isinstance(value, int) and abs(value) >= 100_000 else str(value)
 
 
 def _metavar(hint: Any) -> str:
@@ -338,14 +500,13 @@ def _metavar(hint: Any) -> str:
     return {int: "INT", float: "NUMBER", bool: "BOOL"}.get(hint, "TEXT")
 
 
-def _converter(hint: Any, name: str) -> Any:
-    def convert(text: str) -> Any:
-        try:
-            return _parse(text, hint)
-        except ValueError:
-            raise UserError(f"{name}={text} should be {_type_name(hint)}") from None
-
-    return convert
+def _convert(name: str, text: str, hint: Any) -> Any:
+    try:
+        return _parse(text, hint)
+    except ValueError:
+        raise UserError(
+            f"--{name}={_one_line(text)} should be {_type_name(hint)}{_nearest(text, hint)}"
+        ) from None
 
 
 def _parse(text: str, hint: Any) -> Any:
@@ -359,38 +520,62 @@ def _parse(text: str, hint: Any) -> Any:
             raise ValueError
         return text
     if origin is tuple:
-        return tuple(_parse(part, args[0]) for part in text.strip("()[] ,").split(","))
+        parts = text.strip().removesuffix(",")
+        if parts[:1] + parts[-1:] in ("()", "[]"):
+            parts = parts[1:-1].strip().removesuffix(",")
+            if not parts:
+                return ()
+        return tuple(_parse(part, args[0]) for part in parts.split(","))
     if hint is bool:
-        return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
-    if hint is int:  # 1e6 and 1_000_000 are whole numbers too
-        number = float(text)
-        if number != int(number):
+        if text.lower() not in ("true", "false", "1", "0"):
             raise ValueError
-        return int(text) if "e" not in text.lower() and "." not in text else int(number)
+        return text.lower() in ("true", "1")
+    if hint is int:
+        return _parse_whole(text)
     return hint(text)
 
 
-def _parse_literal(text: str) -> Any:
+def _parse_whole(text: str) -> int:
     try:
-        return json.loads(text.lower() if text.lower() in ("true", "false") else text)
-    except json.JSONDecodeError:
+        return int(text)
+    except ValueError:
+        number = float(text)  # 1e6 is a whole number too
+    if not number.is_integer():
+        raise ValueError
+    return int(number)
+
+
+def _parse_literal(text: str) -> Any:
+    """A number, true, false, none, a list in JSON; a text where it is nothing of that."""
+    words = {"true": True, "false": False, "none": None, "null": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    try:
+        return json.loads(text)
+    except ValueError:
         return text
 
 
-def _unknown_option(parser: argparse.ArgumentParser, text: str) -> str:
+def _unknown(config: Config, text: str) -> str:
+    """What is wrong with an argument that the parser does not know."""
     name = text.split("=")[0]
-    names = [n for n in parser._option_string_actions if n.startswith("--")]
-    return f"unknown option {name}" + nearest(name, names) + "; --help lists them all"
+    fields = ["config", "resume", "help", *flatten(config)]
+    # Compared without what precedes a dot too, so that --learning_rate finds
+    # --algo.learning_rate.
+    known = {field.split(".")[-1]: field for field in fields} | {field: field for field in fields}
+    near = difflib.get_close_matches(name.strip("-").lower(), list(known), 1, 0.6)
+    known["env_kwargs"] = "env_kwargs.NAME"
+    hint = f"; did you mean --{known[near[0]]}?" if near else "; --help lists the options"
+    if text.startswith("-"):
+        return f"unknown option {_one_line(name)}{hint}"
+    return f"unexpected argument {text!r}: options are written --name=value{hint}"
 
 
 def nearest(name: str, names: Sequence[str]) -> str:
     """``'; did you mean X?'`` for the nearest of ``names``, or an empty text."""
-    # A field's own name is compared too, so that --learning_rate finds --algo.learning_rate.
-    short = {n.split(".")[-1].lstrip("-"): n for n in names}
-    close = difflib.get_close_matches(name, names, 1, 0.6) or [
-        short[n] for n in difflib.get_close_matches(name.lstrip("-"), list(short), 1, 0.6)
-    ]
-    return f"; did you mean {close[0]}?" if close else ""
+    by_lower = {known.lower(): known for known in names}
+    close = difflib.get_close_matches(name.lower(), list(by_lower), 1, 0.6)
+    return f"; did you mean {by_lower[close[0]]}?" if close else ""
 
 
 # --- files ----------------------------------------------------------------------------------
@@ -398,26 +583,50 @@ def nearest(name: str, names: Sequence[str]) -> str:
 
 def read_file(path: Path) -> Config:
     """The config that the file's ``get_config()`` returns."""
+    if path.is_dir():
+        raise UserError(f"config file {path} is a directory; give one of its Python files")
     if not path.is_file():
         near = nearest(str(path), [str(p) for p in path.parent.glob("*.py")])
         raise UserError(f"config file {path} does not exist{near}")
     try:
-        get_config = runpy.run_path(str(path))["get_config"]
-        config = get_config()
-    except UserError:
-        raise
-    except KeyError:
-        raise UserError(f"config file {path} has no function get_config()") from None
-    except TypeError as error:  # an unknown field, in most cases
-        word = str(error).split("'")[1] if "'" in str(error) else ""
-        known = [f.name for f in dataclasses.fields(Config)]
-        known += [f.name for f in dataclasses.fields(algos.get("ppo").Config)]
-        raise UserError(f"config file {path}: {error}{nearest(word, known)}") from None
+        get_config = runpy.run_path(str(path)).get("get_config")
+        config = get_config() if callable(get_config) else None
+    except UserError as error:
+        raise UserError(f"config file {path}: {error}") from None
     except Exception as error:
-        raise UserError(f"config file {path}: {type(error).__name__}: {error}") from error
+        raise UserError(f"config file {path}{_mistake(path, error)}") from error
+    if not callable(get_config):
+        raise UserError(f"config file {path} has no function get_config()")
     if not isinstance(config, Config):
-        raise UserError(f"get_config() of {path} returned {type(config).__name__}, not a Config")
+        returned = config.__qualname__ if isinstance(config, type) else type(config).__name__
+        raise UserError(
+            f"config file {path}: get_config() returned {returned}, it should return a "
+            "jaxrl_scale.Config"
+        )
     return config
+
+
+def _mistake(path: Path, error: Exception) -> str:
+    """Where in a config file an exception arose, and what it says."""
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        lines = [error.lineno]
+        text = f"{type(error).__name__}: {error.msg}"
+    elif found := re.search(r"unexpected keyword argument '(\w+)'", str(error)):
+        text = f"{error}{_nearest_field(found[1])}"
+    else:
+        text = f"{type(error).__name__}: {error}"
+    return (f", line {lines[-1]}: " if lines else ": ") + _one_line(text)
+
+
+def _nearest_field(name: str) -> str:
+    own = [f.name for n in algos.names() for f in dataclasses.fields(algos.get(n).Config)]
+    whole = [f.name for f in dataclasses.fields(Config)]
+    if name in whole:
+        return "; it is a field of jaxrl_scale.Config"
+    if name in own:
+        return "; it is a field of the algorithm's Config"
+    return nearest(name, own + whole)
 
 
 def to_json(config: Config) -> dict[str, Any]:
@@ -428,6 +637,7 @@ def to_json(config: Config) -> dict[str, Any]:
 
 
 def from_json(data: dict[str, Any]) -> Config:
+    """The inverse of `to_json`."""
     data = dict(data)
     own = dict(data.pop("algo"))
     algo = algos.get(own.pop("name")).Config(**_tuples(own))
@@ -439,12 +649,25 @@ def _tuples(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> Config:
+    """The config of a run directory, whose ``config.json`` is ``path``."""
+    if not path.parent.is_dir():
+        siblings = path.parent.parent
+        near = [str(p) for p in siblings.iterdir()] if siblings.is_dir() else []
+        raise UserError(
+            f"run directory {path.parent} does not exist{nearest(str(path.parent), near)}"
+        )
     if not path.is_file():
         raise UserError(f"{path.parent} is no run directory: it has no {path.name}")
     try:
         return from_json(json.loads(path.read_text()))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is damaged: {error}") from None
+        if found := re.search(r"unexpected keyword argument '(\w+)'", str(error)):
+            raise UserError(
+                f"{path} has a field {found[1]!r} that this version of jaxrl_scale does not know"
+            ) from None
+        raise UserError(f"{path} is damaged: {_one_line(error)}") from None
 
 
 def flatten(config: Config) -> dict[str, Any]:
@@ -457,4 +680,19 @@ def flatten(config: Config) -> dict[str, Any]:
     return flat
 
 
-__all__ = ["Config", "check", "from_json", "load", "option", "to_json"]
+__all__ = [
+    "Config",
+    "Parser",
+    "check",
+    "check_minibatches",
+    "flatten",
+    "from_json",
+    "largest_divisor",
+    "load",
+    "make_env",
+    "nearest",
+    "option",
+    "read_file",
+    "read_json",
+    "to_json",
+]

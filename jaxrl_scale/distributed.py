@@ -275,14 +275,21 @@ class Placement:
         """``f`` on each of the members ``[P', ...]`` that a device holds."""
         return map_exact(f, *trees) if self.exact else jax.vmap(f)(*trees)
 
-    def compile(self, f: Callable[..., Any], *args: PyTree, donate: tuple[int, ...] = ()) -> Any:
+    def compile(
+        self,
+        f: Callable[..., Any],
+        *args: PyTree,
+        donate: tuple[int, ...] = (),
+        once: bool = False,
+    ) -> Any:
         """``f``, which sees one device's part, compiled for all devices.
 
-        ``args`` are placed arrays or `jax.ShapeDtypeStruct` with the leading device axis. On
+        ``once``: it will run only once, so that optimising it does not pay. ``args`` are placed arrays or `jax.ShapeDtypeStruct` with the leading device axis. On
         CPUs a call must have ended before the next begins: XLA's in-process collectives
         deadlock when calls queue up (seen with jax 0.10.2).
         """
-        return self._mapped(f, donate).lower(*args).compile()
+        options = {"xla_backend_optimization_level": "0"} if once else None
+        return self._mapped(f, donate).lower(*args).compile(compiler_options=options)
 
     def shapes(self, f: Callable[..., Any], *args: PyTree) -> PyTree:
         """Shapes and dtypes of what `compile` would return for ``args``."""

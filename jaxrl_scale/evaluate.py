@@ -10,12 +10,18 @@ In Python::
 
 from __future__ import annotations
 
+import os
+
+# XLA's C++ log would be seen among the results. It reads this when JAX is imported.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
 import argparse
 import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,10 +32,13 @@ import numpy as np
 
 from jaxrl_scale import checkpoint as checkpoints
 from jaxrl_scale import config as cfg
-from jaxrl_scale import distributed, envs, rollout
+from jaxrl_scale import distributed, rollout
 from jaxrl_scale.config import Config
 from jaxrl_scale.distributed import Placement
+from jaxrl_scale.metrics import Evaluation
+from jaxrl_scale.run_directory import INPUT_OUTPUT_ERROR, io_errors
 from jaxrl_scale.runner import EVALUATE, Runner, member_key
+from jaxrl_scale.terminal import number
 from jaxrl_scale.types import Algorithm, Array, Box, Environment, Key, PyTree, UserError
 
 NO_LIMIT = 10_000
@@ -87,35 +96,43 @@ class Evaluator:
         return np.asarray(self._compiled(*args))
 
 
-def summarize(returns: np.ndarray) -> dict[str, Any]:
+def summarize(returns: np.ndarray, failed: Collection[int] = ()) -> Evaluation:
     """``evaluation`` of ``summary.json`` from returns ``[P, episodes]``.
 
-    ``iqm`` is the interquartile mean over the members' mean returns and ``ci95`` its 95 %
-    percentile bootstrap interval over members (over episodes where there is one member
-    only), as in https://arxiv.org/abs/2108.13264.
+    Of several members: ``iqm`` is the interquartile mean of their mean returns and ``ci95``
+    its 95 % percentile bootstrap interval over members, as in
+    https://arxiv.org/abs/2108.13264. Of one member the sample is its episodes, and ``ci95``
+    that of ``mean``. Members that ``failed`` are left out and are ``None`` in ``per_seed``.
     """
     from scipy import stats
 
-    per_seed = returns.mean(1)
-    sample = per_seed if len(per_seed) > 1 else returns[0]
+    per_seed = returns.mean(1, dtype=np.float64)
+    alive = [m for m in range(len(returns)) if m not in failed and np.isfinite(per_seed[m])]
+    result: Evaluation = {
+        "mean": None,
+        "iqm": None,
+        "ci95": (None, None),
+        "episodes": int(returns.shape[1]),
+        "per_seed": [float(x) if m in alive else None for m, x in enumerate(per_seed)],
+    }
+    if not alive:
+        return result
 
     def iqm(x: np.ndarray, axis: int = -1) -> np.ndarray:
         return stats.trim_mean(x, 0.25, axis=axis)
 
-    if np.ptp(sample) == 0 or len(sample) < 2:
-        low = high = float(iqm(sample))
-    else:
+    several = len(returns) > 1
+    sample = per_seed[alive] if several else returns[0].astype(np.float64)
+    centre = iqm if several else np.mean
+    low = high = float(centre(sample))
+    if np.ptp(sample) > 0:
         interval = stats.bootstrap(
-            (sample,), iqm, n_resamples=2000, method="percentile", rng=np.random.default_rng(0)
+            (sample,), centre, n_resamples=2000, method="percentile", rng=np.random.default_rng(0)
         ).confidence_interval
         low, high = float(interval.low), float(interval.high)
-    return {
-        "mean": float(per_seed.mean()),
-        "iqm": float(iqm(per_seed)) if len(per_seed) > 1 else float(iqm(returns[0])),
-        "ci95": [low, high],
-        "episodes": int(returns.shape[1]),
-        "per_seed": [float(x) for x in per_seed],
-    }
+    result["mean"], result["iqm"] = float(sample.mean()), float(iqm(sample))
+    result["ci95"] = (low, high)
+    return result
 
 
 # --- a trained run, loaded ------------------------------------------------------------------
@@ -131,6 +148,7 @@ class Agent:
     actor: PyTree  # [P, ...]
     iteration: int
     member: int = 0
+    failed: Collection[int] = ()  # members whose loss was no longer finite
 
     def __post_init__(self) -> None:
         self._play = jax.jit(self.algo.play, static_argnums=5)
@@ -153,7 +171,10 @@ class Agent:
         ``is_first`` (``[B]`` bool) matters to recurrent policies only.
         """
         spec = self.env.spec
-        obs = np.asarray(obs, spec.observation_dtype)
+        try:
+            obs = np.asarray(obs, spec.observation_dtype)
+        except (TypeError, ValueError) as error:
+            raise UserError(f"this is no observation of {spec.id}: {error}") from None
         one = obs.ndim == len(spec.observation_shape)
         batch = obs[None] if one else obs
         if batch.shape[1:] != spec.observation_shape:
@@ -165,9 +186,7 @@ class Agent:
             self._carry = self.algo.init_carry(len(batch))
         first = np.zeros(len(batch), bool) if is_first is None else np.asarray(is_first)
         self._key, key = jax.random.split(self._key)
-        action, self._carry = self._play(
-            self.member_actor, self._carry, batch, first, key, greedy
-        )
+        action, self._carry = self._play(self.member_actor, self._carry, batch, first, key, greedy)
         out = np.asarray(action)
         if isinstance(spec.action, Box):
             out = np.clip(out, spec.action.low, spec.action.high)
@@ -245,7 +264,7 @@ def load(run_dir: str | Path, member: int = 0, checkpoint: str = "latest") -> Ag
     config = cfg.read_json(run_dir / "config.json")
     if not 0 <= member < config.num_seeds:
         raise UserError(f"member={member}, but the run has members 0 to {config.num_seeds - 1}")
-    env = envs.make(config.env, **config.env_kwargs)
+    env = cfg.make_env(config)
     placement = distributed.place(config.replace(devices=1), jax.local_devices())
     runner = Runner(config, env, placement)
     found = checkpoints.restore(
@@ -256,32 +275,60 @@ def load(run_dir: str | Path, member: int = 0, checkpoint: str = "latest") -> Ag
     )
     if found is None:
         raise UserError(f"{run_dir} has no checkpoint yet")
-    iteration, state, _ = found
-    return Agent(config, env, runner.algo, runner.algo.actor(state.shared.algo), iteration, member)
+    iteration, state, meta = found
+    failed = [int(k) for k in meta["progress"]["failed"]]
+    actor = runner.algo.actor(state.shared.algo)
+    return Agent(config, env, runner.algo, actor, iteration, member, failed)
+
+
+def check_video(path: Path) -> None:
+    """Raise `UserError` where `write_video` could not write ``path``."""
+    if path.suffix not in (".gif", ".mp4"):
+        raise UserError(f"video {path} should end in .gif or .mp4")
+    if path.suffix == ".mp4" and shutil.which("ffmpeg") is None:
+        raise UserError(f"{path}: mp4 needs the ffmpeg command; install it or write a .gif")
+    if not os.access(path.parent, os.W_OK):
+        raise UserError(f"cannot write {path}: {path.parent} is no folder that can be written")
 
 
 def write_video(path: Path, frames: Sequence[np.ndarray], fps: int = 30) -> None:
     """Write frames as ``.gif``, or as ``.mp4`` where the ffmpeg command is installed."""
+    check_video(path)
     if path.suffix == ".gif":
         import imageio.v3 as iio
 
-        iio.imwrite(path, np.stack(frames), duration=1000 / fps, loop=0)
-    elif path.suffix == ".mp4":
-        if shutil.which("ffmpeg") is None:
-            raise UserError(f"{path}: mp4 needs the ffmpeg command; install it or write a .gif")
-        height, width = frames[0].shape[:2]
-        command = f"ffmpeg -y -loglevel error -f rawvideo -pix_fmt rgb24 -s {width}x{height}"
-        command += f" -r {fps} -i - -pix_fmt yuv420p -vf pad=ceil(iw/2)*2:ceil(ih/2)*2"
-        subprocess.run([*command.split(), str(path)], input=np.stack(frames).tobytes(), check=True)
-    else:
-        raise UserError(f"video {path} should end in .gif or .mp4")
+        with io_errors(path):
+            iio.imwrite(path, np.stack(frames), duration=1000 / fps, loop=0)
+        return
+    height, width = frames[0].shape[:2]
+    command = f"ffmpeg -y -loglevel error -f rawvideo -pix_fmt rgb24 -s {width}x{height}"
+    command += f" -r {fps} -i - -pix_fmt yuv420p -vf pad=ceil(iw/2)*2:ceil(ih/2)*2"
+    done = subprocess.run(
+        [*command.split(), str(path)], input=np.stack(frames).tobytes(), capture_output=True
+    )
+    if done.returncode:
+        reason = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        raise UserError(f"cannot write {path}: ffmpeg says {' '.join(reason)}", INPUT_OUTPUT_ERROR)
 
 
 # --- the command ----------------------------------------------------------------------------
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    """The command: returns the exit status."""
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")  # libraries' warnings are not the user's
+    try:
+        return _evaluate(_parser().parse_args(argv))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.status
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = cfg.Parser(
         prog="python -m jaxrl_scale.evaluate",
         description="Play whole episodes with the trained policies of a run.",
     )
@@ -295,12 +342,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--video", type=Path, help="render an episode to FILE.gif or FILE.mp4")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    args = parser.parse_args(argv)
-    try:
-        return _evaluate(args)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.status
+    return parser
 
 
 def _evaluate(args: argparse.Namespace) -> int:
@@ -308,6 +350,8 @@ def _evaluate(args: argparse.Namespace) -> int:
         raise UserError(f"--episodes={args.episodes} should be at least 1")
     config = cfg.read_json(Path(args.run_dir) / "config.json")
     members = _members(args.members, config.num_seeds)
+    if args.video:
+        check_video(args.video)
     distributed.initialize(config.replace(devices=None))
     agent = load(args.run_dir, members[0], args.checkpoint)
     greedy = not args.sampled
@@ -315,16 +359,17 @@ def _evaluate(args: argparse.Namespace) -> int:
         returns = agent.evaluate_in_gymnasium(args.episodes, greedy, members)
     else:
         returns = agent.evaluate(args.episodes, greedy)[members]
-    result = summarize(returns)
+    failed = [i for i, member in enumerate(members) if member in agent.failed]
+    result: dict[str, Any] = {**summarize(returns, failed)}
+    known = returns[[score is not None for score in result["per_seed"]]]
+    error = float(known.std(ddof=1) / np.sqrt(known.size)) if known.size > 1 else None
     result |= {
         "env": agent.env.spec.gymnasium_id if args.gymnasium else agent.env.spec.id,
         "where": "gymnasium" if args.gymnasium else "jaxrl_scale",
         "greedy": greedy,
         "members": members,
         "iteration": agent.iteration,
-        "standard_error": float(returns.std(ddof=1) / np.sqrt(returns.size))
-        if returns.size > 1
-        else None,
+        "standard_error": error,
     }
     if args.video:
         frames = agent.record(greedy=greedy)
@@ -336,15 +381,19 @@ def _evaluate(args: argparse.Namespace) -> int:
     where = "real Gymnasium" if args.gymnasium else "jaxrl_scale"
     print(
         f"{result['env']} in {where}, {'greedy' if greedy else 'sampled'}, iteration "
-        f"{agent.iteration}: mean return {result['mean']:.2f} ± {result['standard_error'] or 0:.2f}"
-        f" (standard error) over {returns.shape[1]} episodes of {returns.shape[0]} seed(s)"
+        f"{agent.iteration}: mean return {number(result['mean'])} ± {number(error)}"
+        f" (standard error) over {returns.shape[1]} episodes of {len(known)} seed(s)"
     )
-    if len(members) > 1:
+    if len(known) > 1:
         low, high = result["ci95"]
+        worst = min(score for score in result["per_seed"] if score is not None)
         print(
-            f"interquartile mean over seeds {result['iqm']:.2f} (95 % interval {low:.2f} to "
-            f"{high:.2f}), worst seed {min(result['per_seed']):.2f}"
+            f"interquartile mean over seeds {number(result['iqm'])} (95 % interval {number(low)} "
+            f"to {number(high)}), worst seed {number(worst)}"
         )
+    if failed:
+        seeds = ", ".join(str(agent.config.seed + members[i]) for i in failed)
+        print(f"left out, as their loss was no longer finite: seed(s) {seeds}")
     if args.video:
         print(f"wrote {args.video} ({len(frames)} frames)")
     return 0

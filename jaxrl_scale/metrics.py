@@ -69,9 +69,10 @@ _FLUSH_SECONDS = 2.0
 class Evaluation(TypedDict):
     """Returns of the final evaluation, over agents (and over episodes where there is one)."""
 
-    mean: float
-    iqm: float  # interquartile mean
-    ci95: tuple[float, float]  # 95 % interval of the IQM (of the mean, where one agent is)
+    mean: float | None
+    iqm: float | None  # interquartile mean
+    # The 95 % interval of the IQM; of the mean where there is one agent.
+    ci95: tuple[float | None, float | None]
     episodes: int  # of each agent
     per_seed: list[float | None]  # each agent's mean return; None where it failed
 

@@ -1,4 +1,12 @@
-"""Random permutations without a sort."""
+"""Random permutations without a sort, which took a third of a PPO iteration.
+
+Each index is sent through a keyed bijection of ``0 … 2**bits - 1``: a Feistel network whose two
+halves are mixed into each other in turn, in the manner of Mitchell, Stokes, Frank and Holmes,
+"Bandwidth-optimal random shuffling for GPUs" (https://arxiv.org/abs/2106.06161), section 4. Where
+``n`` is no power of two, indices that land at ``n`` or above are sent through again until
+they do not ("cycle walking"), which leaves a bijection of ``0 … n - 1``.
+"""
+
 from __future__ import annotations
 
 import jax
@@ -6,7 +14,38 @@ import jax.numpy as jnp
 
 from jaxrl_scale.types import Array, Key
 
+_ROUNDS = 12
+
 
 def permutation(key: Key, n: int, count: int) -> Array:
     """``count`` permutations of ``0 … n - 1``, ``[count, n]`` int32."""
-    return jax.vmap(lambda k: jax.random.permutation(k, n))(jax.random.split(key, count))
+    bits = max(2, (n - 1).bit_length())
+    round_keys = jax.random.bits(key, (_ROUNDS, count, 1))
+    index = jnp.broadcast_to(jnp.arange(n, dtype=jnp.uint32), (count, n))
+    index = _feistel(index, round_keys, bits)
+    if n < 2**bits:
+        index = jax.lax.while_loop(
+            lambda x: (x >= n).any(),
+            lambda x: jnp.where(x >= n, _feistel(x, round_keys, bits), x),
+            index,
+        )
+    return index.astype(jnp.int32)
+
+
+def _feistel(x: Array, round_keys: Array, bits: int) -> Array:
+    """A keyed bijection of ``0 … 2**bits - 1``."""
+    low_bits = bits // 2
+    low, high = x & (2**low_bits - 1), x >> low_bits
+    for i in range(_ROUNDS):
+        if i % 2:
+            low = low ^ (_hash(high, round_keys[i]) >> (32 - low_bits))
+        else:
+            high = high ^ (_hash(low, round_keys[i]) >> (32 - (bits - low_bits)))
+    return high << low_bits | low
+
+
+def _hash(x: Array, key: Array) -> Array:
+    """32 mixed bits; the high ones are the best. Multipliers: https://nullprogram.com/blog/2018/07/31/"""
+    x = (x ^ key) * jnp.uint32(0x7FEB352D)
+    x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
+    return x ^ (x >> 16)

@@ -10,8 +10,9 @@ import resource
 import sys
 import time
 from collections import deque
-from typing import Any
+from typing import Any, TypedDict
 
+import jax
 import numpy as np
 
 WINDOW = 100
@@ -46,13 +47,13 @@ class Progress:
 
         finite = np.all([np.isfinite(x) for x in metrics.values()], 0)
         new = [int(m) for m in np.flatnonzero(~finite) if int(m) not in self.failed]
-        self.failed.update({member: iteration for member in new})
+        self.failed.update(dict.fromkeys(new, iteration))
         return new
 
     def recent_returns(self) -> np.ndarray:
         """Mean return of each member's last 100 episodes ``[P]``: of the fewest whole
         iterations that hold so many; NaN until there were 100."""
-        count, total = np.zeros(len(self.window[0][0])), np.zeros(len(self.window[0][0]))
+        count, total = np.zeros((2, len(self.since_row["count"])))
         for counts, totals in reversed(self.window):
             missing = count < WINDOW
             count += np.where(missing, counts, 0)
@@ -67,7 +68,8 @@ class Progress:
     def row(self, metrics: dict[str, np.ndarray]) -> dict[str, Any]:
         """A row of metrics: of one member its numbers, of several their interquartile means
         over the members that have not failed, and ``per_seed``."""
-        sums, self.since_row = self.since_row, {k: np.zeros_like(v) for k, v in self.since_row.items()}
+        sums = self.since_row
+        self.since_row = {name: np.zeros_like(values) for name, values in sums.items()}
         episodes = sums["count"]
         with np.errstate(invalid="ignore"):
             members = {
@@ -111,6 +113,16 @@ class Progress:
 
 def _plain(x: Any) -> float | None:
     return float(x) if np.isfinite(x) else None
+
+
+class Timings(TypedDict):
+    """The part of ``summary.json`` that the clock decides, and the steps it is divided by."""
+
+    env_steps: int
+    wall_seconds: float
+    compile_seconds: float
+    steps_per_second: float
+    seconds_to_target: float | None
 
 
 class Clock:
@@ -166,7 +178,7 @@ class Clock:
             "steps_per_second": speed,
         }
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Timings:
         """The timings of ``summary.json``; taken when the loop has ended."""
         return {
             "env_steps": self.env_steps,
@@ -191,7 +203,9 @@ class Clock:
         self.seconds_to_target = data["seconds_to_target"]
 
 
-def peak_memory_mb() -> float:
-    """The largest resident memory of this process so far."""
+def peak_memory_mb(device: jax.Device) -> float:
+    """The most memory in use so far: of the process on CPUs, of one device on GPUs."""
+    if device.platform != "cpu" and "peak_bytes_in_use" in (stats := device.memory_stats() or {}):
+        return stats["peak_bytes_in_use"] / 1024**2
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 1024**2 if sys.platform == "darwin" else peak / 1024

@@ -50,7 +50,7 @@ LINES = ("-", "--", ":", "-.")  # for more runs than colours
 CURVE_POINTS = 300
 RESAMPLES = 2000
 EPISODE_BYTES = 2_000_000
-EPISODE_FRAMES = 250
+EPISODE_FRAMES, EPISODE_WIDTH = 200, 400
 
 METRICS = {
     "eval_return": "evaluation return",
@@ -426,7 +426,7 @@ def _gif(frames: list[np.ndarray], folder: Path) -> tuple[bytes, int]:
 
     from jaxrl_scale.evaluate import write_video
 
-    every, width = math.ceil(len(frames) / EPISODE_FRAMES), min(frames[0].shape[1], 480)
+    every, width = math.ceil(len(frames) / EPISODE_FRAMES), min(frames[0].shape[1], EPISODE_WIDTH)
     path = folder / ".episode.gif"
     try:
         while True:
@@ -510,12 +510,10 @@ def page(runs: Sequence[Run], plots: Sequence[list[Plot]], episodes: Sequence[Ep
     learning, speed, metrics = (
         "".join(_figure("png", plot.png, plot.title) for plot in drawn) for drawn in plots
     )
-    shown = [
-        _figure(
-            "gif", e.gif, f"an episode of {run.label}", f"<b>{escape(run.label)}</b><br>{e.text}"
-        )
-        for run, e in zip(runs, episodes, strict=False)
-    ]
+    shown = []
+    for run, e in zip(runs, episodes, strict=False):
+        caption = f"<b>{escape(run.label)}</b><br>{escape(e.text)}"
+        shown.append(_figure("gif", e.gif, f"an episode of {run.label}", caption))
     template = resources.files("jaxrl_scale").joinpath("report.html").read_text("utf-8")
     return string.Template(template).substitute(
         title=escape(one.label if one else f"{len(runs)} runs compared"),

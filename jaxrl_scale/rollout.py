@@ -117,9 +117,8 @@ def collect(
       and the sums over the episodes that ended in it.
     """
     num_envs = batch.is_first.shape[0]
-    key_act, key_env = jax.random.split(key)
-    act_keys = jax.random.split(key_act, length)
-    env_keys = jax.random.split(key_env, (length, num_envs, 2))
+    keys = jax.random.split(key, (length, 1 + 2 * num_envs))
+    act_keys, env_keys = keys[:, 0], keys[:, 1:].reshape(length, num_envs, 2)
 
     def one_step(moving: tuple[PyTree, Batch], keys: tuple[Key, Key]) -> tuple[tuple, tuple]:
         carry, batch = moving

@@ -14,14 +14,20 @@ from jaxrl_scale.config import Config
 from jaxrl_scale.distributed import Placement
 from jaxrl_scale.types import Algorithm, Array, Environment, Key, Metrics, PyTree
 
-# What random numbers are drawn for: keys derive from seed, purpose, iteration and global shard
-# index, in this order, so that a resume needs no saved key and a device count changes none.
+# What random numbers are drawn for. Keys derive from seed, purpose, iteration and global shard
+# index, so that a resume needs no saved key and a device count changes none.
 INIT, COLLECT, UPDATE, EVALUATE = range(4)
 
 
 def member_key(seed: Array, purpose: int, iteration: Array | int = 0) -> Key:
-    """The key of one member for one purpose, the same on all devices."""
-    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), purpose), iteration)
+    """The key of one member for one purpose, the same on all devices.
+
+    The two words of the key are the seed and the iteration with the purpose: different keys
+    are all that a counter-based generator needs, and hashing them would cost compilation.
+    """
+    word = jnp.asarray(iteration, jnp.uint32) * 4 + purpose
+    words = jnp.stack([jnp.asarray(seed, jnp.uint32), word])
+    return jax.random.wrap_key_data(words, impl="threefry2x32")
 
 
 class Shared(NamedTuple):
@@ -112,7 +118,7 @@ class Runner:
         """Compile `init` and `step`, side by side."""
         compile, seeds = self.placement.compile, self._seeds()
         with ThreadPoolExecutor(1) as pool:
-            compiled_init = pool.submit(compile, self._init, seeds)
+            compiled_init = pool.submit(compile, self._init, seeds, once=True)
             state = self.placement.shapes(self._init, seeds)
             self._compiled_step = compile(self._step, state, donate=(0,))
             self._compiled_init = compiled_init.result()
@@ -181,7 +187,8 @@ class Runner:
     def fetch(self, state: State) -> State:
         """The canonical state on the host, a copy."""
         join = self.placement
-        return State(join.join_shared(state.shared), join.join_local(state.local))
+        joined = State(join.join_shared(state.shared), join.join_local(state.local))
+        return jax.tree.map(np.array, joined)  # the next step takes the buffers back
 
     def fetch_actor(self, state: State) -> PyTree:
         """What acting needs, ``[P, …]`` on the host."""

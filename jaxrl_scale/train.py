@@ -10,6 +10,7 @@ import os
 # XLA's C++ log would write into the progress bar. It reads this when JAX is imported.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+import shlex
 import signal
 import sys
 import threading
@@ -18,13 +19,13 @@ import types
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jaxrl_scale import config as cfg
-from jaxrl_scale import distributed, envs, networks, run_directory
+from jaxrl_scale import distributed, networks, run_directory
 from jaxrl_scale.checkpoint import Checkpoints
 from jaxrl_scale.config import Config
 from jaxrl_scale.evaluate import Agent, Evaluator, load, summarize
@@ -76,7 +77,7 @@ def train(
     """
     clock = Clock(process_start or time.time())
     cfg.check(config)
-    env = envs.make(config.env, **config.env_kwargs)
+    env = cfg.make_env(config)
     placement = distributed.initialize(config)
     networks.check(networks.make(config, env.spec), env.spec, config.network)
     runner = Runner(config, env, placement)
@@ -89,6 +90,8 @@ def train(
         else:
             run = run_directory.create(Path(config.run_dir or default_dir))
         leave.callback(run.close)
+        if not resume:
+            run.write_json("config.json", cfg.to_json(config))  # from here on it can be resumed
         stop = leave.enter_context(StopRequest())
         compiling = leave.enter_context(ThreadPoolExecutor(1)).submit(runner.compile)
         terminal = Terminal(config)
@@ -97,12 +100,14 @@ def train(
         leave.callback(checkpoints.close)
         checkpoints.warm_up()
         progress, iteration, saved = Progress(config.num_seeds), 0, None
+        returns, eval_return = None, None  # of the evaluation of this iteration; its score
         if resume:
             saved = checkpoints.restore(runner.abstract_state(), terminal.message)
         if saved:
             iteration, host_state, meta = saved
             progress.load_json(meta["progress"])
             clock.load_json(meta["clock"])
+            eval_return = meta["eval_return"]
         last = config.num_iterations
         terminal.start(
             f"{name}: {env.spec.id}, {config.algo.name}, {last:,} iterations of "
@@ -113,7 +118,8 @@ def train(
         if run.warning:
             terminal.message(run.warning)
         terminal.phase("compiling")
-        run.write_json("config.json", cfg.to_json(config))
+        if resume:
+            run.write_json("config.json", cfg.to_json(config))
         run.record_start(placement.names(), reduction=placement.reduction, resumed_from=iteration)
         log = Metrics(
             run,
@@ -122,18 +128,24 @@ def train(
             resume_iteration=iteration if resume else None,
             say=terminal.message,
         )
+        unfinished = leave.enter_context(ExitStack())
+        unfinished.push(lambda kind, *_: close_after_error(log, kind))
         compiling.result()
         clock.compiled()
         state = runner.place(host_state) if saved else runner.init()
         evaluator = Evaluator(env, runner.algo, placement, config.eval_episodes, greedy=True)
-        saved_at, eval_return = iteration if saved else None, None
+        saved_at = iteration if saved else None
 
         def due(every: int) -> bool:
             # By the iteration, never by a clock: hosts that branched differently would hang.
             return every > 0 and (iteration % every == 0 or iteration == last)
 
         def save() -> None:
-            meta = {"progress": progress.to_json(), "clock": clock.to_json()}
+            meta = {
+                "progress": progress.to_json(),
+                "clock": clock.to_json(),
+                "eval_return": eval_return,
+            }
             score = eval_return if config.eval_every else progress.recent_return()
             log.sync()
             checkpoints.save(iteration, runner.fetch(state), meta, score)
@@ -142,7 +154,7 @@ def train(
         terminal.phase("training")
         while iteration < last and not stop.requested:
             state, metrics = runner.step(state)
-            iteration += 1
+            iteration, returns = iteration + 1, None
             progress.record(iteration, metrics)
             if len(progress.failed) == config.num_seeds:
                 break
@@ -183,19 +195,28 @@ def train(
             summary["status"], status = "stopped", STOPPED
             terminal.message(
                 f"stopped by {stop.requested} and saved at iteration {iteration} of {last}; "
-                f"continue with: python -m jaxrl_scale.train --resume {run.path}"
+                f"continue with: python -m jaxrl_scale.train --resume {shlex.quote(str(run.path))}"
             )
         else:
             terminal.phase("evaluating")
             checkpoints.wait()
-            returns = evaluator(runner.fetch_actor(state), runner.seeds)
-            summary["evaluation"] = summarize(returns)
+            if returns is None:
+                returns = evaluator(runner.fetch_actor(state), runner.seeds)
+            summary["evaluation"] = summarize(returns, progress.failed)
         summary["wall_seconds"] = clock.wall_seconds
-        summary["peak_memory_mb"] = peak_memory_mb()
+        summary["peak_memory_mb"] = peak_memory_mb(placement.devices[0])
+        unfinished.pop_all()
         log.close(summary, status)
         if status == FINISHED:
             terminal.finish(f"{name} is done", summary, log.places())
     return Run(run.path, config, summary, status)
+
+
+def close_after_error(log: Metrics, kind: type[BaseException] | None) -> None:
+    """Keep the rows so far in all places; whoever interrupts does not wait for wandb."""
+    if kind is not None and issubclass(kind, Exception):
+        with suppress(UserError):  # a full disk has been told already
+            log.close(None, 1)
 
 
 def not_finite(config: Config, iteration: int, checkpoints: Path) -> str:

@@ -118,6 +118,7 @@ class WandbSink:
         return "offline"
 
     def _start(self, wandb: Any, mode: str) -> Any:
+        # `silent` given to init alone would leave wandb's later warnings to be heard.
         wandb.setup(wandb.Settings(silent=True, mode=mode))
         in_sweep = "WANDB_SWEEP_ID" in os.environ  # it chooses project and id
         wandb_run = wandb.init(

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -209,7 +210,7 @@ def test_the_last_ones_and_the_best_are_kept():
 
 def test_the_folder_holds_the_last_ones_and_the_best(tmp_path):
     checkpoints = Checkpoints(tmp_path, keep=2)
-    scores = [1.0, 9.0, float("nan"), 3.0, None, 2.0]
+    scores = [1.0, 9.0, 3.0, None, float("nan"), 2.0]
     for iteration, score in enumerate(scores):
         checkpoints.save(iteration, state(iteration), {}, score)
     checkpoints.wait()
@@ -316,6 +317,31 @@ def test_an_array_that_is_damaged_is_named(tmp_path):
     restore(tmp_path, state(0), warnings.append)
     assert "params/layer" in warnings[0]
     assert warnings[0].endswith("is not what was written")
+
+
+def test_a_number_changed_in_the_meta_data_is_damage(tmp_path):
+    record = saved(tmp_path, [1, 2]) / "2" / "_CHECKPOINT_METADATA"
+    text = record.read_text()
+    assert '"env_steps": 128' in text
+    record.write_text(text.replace('"env_steps": 128', '"env_steps": 129'))
+    warnings: list[str] = []
+    assert restore(tmp_path, state(0), warnings.append)[2] == {"env_steps": 64}
+    assert warnings[0].endswith("_CHECKPOINT_METADATA is not what was written")
+
+
+def test_orbax_prints_nothing_of_its_own_on_the_terminal(tmp_path):
+    code = """if True:
+        import sys
+        sys.path.insert(0, sys.argv[1])
+        from test_checkpoint import *
+        directory = saved(Path(sys.argv[2]), [1, 2])
+        flip_a_bit(directory / "2" / "manifest.ocdbt")
+        print(restore(directory, state(0), lambda message: print("warned"))[0])
+    """
+    # A process of its own: pytest diverts what is logged.
+    command = [sys.executable, "-c", code, str(Path(__file__).parent), tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("warned\n1\n", "")
 
 
 def test_damaged_ones_are_moved_aside_and_saving_goes_on(tmp_path):
@@ -425,7 +451,7 @@ def test_a_reader_sees_whole_checkpoints_only_while_another_saves_and_deletes(tm
             assert_same(values, jax.tree.map(np.asarray, state(iteration)))
             seen.append(iteration)
 
-    with checkpoint.ThreadPoolExecutor() as thread:
+    with ThreadPoolExecutor() as thread:
         reader = thread.submit(read)
         saved(tmp_path, range(1, 40), keep=1)
         done.set()
@@ -435,14 +461,14 @@ def test_a_reader_sees_whole_checkpoints_only_while_another_saves_and_deletes(tm
 
 def test_a_checkpoint_deleted_while_it_is_read_is_not_called_damaged(tmp_path, monkeypatch):
     saved(tmp_path, [1])
-    read = checkpoint._read_stored
+    read = checkpoint._read_arrays
 
-    def read_too_late(path: Path, stored: list[str]) -> Any:
+    def read_too_late(path: Path, arrays: dict[str, Any]) -> Any:
         if path.name == "1":
             saved(tmp_path, [2], keep=1)
-        return read(path, stored)
+        return read(path, arrays)
 
-    monkeypatch.setattr(checkpoint, "_read_stored", read_too_late)
+    monkeypatch.setattr(checkpoint, "_read_arrays", read_too_late)
     assert restore(tmp_path, state(0), no_warning)[0] == 2
 
 

@@ -249,6 +249,8 @@ def test_a_resumed_run_leaves_the_files_of_one_that_never_stopped(tmp_path):
     write(halves, config, range(1, 9))
     with open(halves.metrics, "ab") as file:
         file.write(b'{"iteration": 9, "env')
+    [old] = halves.tensorboard.iterdir()
+    old.rename(old.with_name("events.out.tfevents.1000000000.elsewhere"))
     write(halves, config, range(6, 11), resume_iteration=5)
 
     assert halves.metrics.read_bytes() == whole.metrics.read_bytes()
@@ -354,11 +356,26 @@ def test_a_disk_that_is_full_for_tensorboard_is_told_and_hangs_nothing(run, monk
 
 
 def read_wandb(folder):
-    """The records of an offline run: LevelDB's log format, 32 KiB blocks of checked pieces."""
+    """The records of an offline run that has ended.
+
+    The last of them tells the exit. wandb's own process writes the file, and may be a moment
+    behind `wandb.finish` (not behind the end of the process that trains: that one waits).
+    """
+    [path] = folder.glob("*.wandb")
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        records = parse_wandb(path.read_bytes())
+        if records and records[-1].HasField("exit"):
+            return records
+        time.sleep(0.02)
+    raise AssertionError(f"{path} is not complete")
+
+
+def parse_wandb(data):
+    """LevelDB's log format: blocks of 32 KiB that hold pieces of records."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    [path] = folder.glob("*.wandb")
-    data, position, piece, records = path.read_bytes(), 7, b"", []
+    position, piece, records = 7, b"", []
     while position + 7 <= len(data):
         if 32768 - position % 32768 < 7:
             position += 32768 - position % 32768
@@ -419,6 +436,9 @@ def test_wandb_offline_holds_the_rows_and_a_resumed_run_keeps_its_id(run, capfd)
         f"wandb: run {started.run_id} goes on; it keeps the rows logged after the checkpoint "
         "(1) and gets them again with the same values"
     ]
+    import wandb
+
+    wandb.termwarn("what wandb has to say later")
     assert capfd.readouterr() == ("", "")
 
 
@@ -459,7 +479,7 @@ def test_training_goes_on_when_wandb_breaks(run, monkeypatch):
 RUN_WITH_WANDB = """
 import sys, time, pathlib
 from jaxrl_scale import config, metrics, run_directory, wandb_sink
-wandb_sink.INIT_SECONDS = wandb_sink.FINISH_SECONDS = 2
+wandb_sink.INIT_SECONDS = 2
 run = run_directory.create(pathlib.Path(sys.argv[1]))
 sink = metrics.Metrics(run, config.Config(wandb=sys.argv[2]), "test")
 sink.log({"iteration": 1, "env_steps": 10, "time": 1.8e9, "loss": 1.0})
@@ -482,7 +502,7 @@ def test_a_wandb_server_that_never_answers_leaves_the_run_offline(tmp_path, monk
         monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
         began = time.monotonic()
         output = in_terminal([sys.executable, "-c", RUN_WITH_WANDB, str(tmp_path), "auto"])
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < 30  # wandb's own patience is 90 s
     assert re.fullmatch(r"wandb: offline, for .*\n", output)
     [folder] = (tmp_path / "wandb").glob("offline-run-*")
     assert [r["loss/total"] for r in wandb_rows(folder)] == [1.0]

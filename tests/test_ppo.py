@@ -16,7 +16,7 @@ CLIP, ENTROPY, VALUE = 0.2, 0.03, 0.7
 
 
 def hyper(**changes):
-    numbers = {name: 0.0 for name in ppo.Hyper._fields} | {
+    numbers = dict.fromkeys(ppo.Hyper._fields, 0.0) | {
         "clip_epsilon": CLIP,
         "entropy_coef": ENTROPY,
         "value_coef": VALUE,

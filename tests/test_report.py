@@ -130,6 +130,16 @@ def write(tmp_path, *runs, episodes=0):
     return out.read_text(), out.parent
 
 
+def page_of(*runs):
+    """The page without its plots, which take a second or two."""
+    return report.page(report.read_runs(runs), ([], [], []), [])
+
+
+def episode_of(run):
+    (found,) = report.read_runs([run])
+    return report.episode(found, run)
+
+
 def table_after(page, heading):
     """The cells of the first table below a heading, as text, row by row."""
     table = re.search(r"<table>.*?</table>", page[page.index(f"<h2>{heading}") :], re.S)[0]
@@ -152,8 +162,9 @@ def results(page):
 
 
 def test_the_table_shows_the_numbers_of_the_summary(tmp_path):
-    page, _ = write(tmp_path, make_run(tmp_path / "first", seeds=5, seed=10, failed=(4, 30)))
-    (row,) = results(page)
+    run = make_run(tmp_path / "first", seeds=5, seed=10, failed=(4, 30))
+    summary = json.loads((run / "summary.json").read_text())
+    (row,) = results(page_of(run))
     assert row == {
         "Run": "first done",
         "Environment": "CartPole-v1",
@@ -163,7 +174,7 @@ def test_the_table_shows_the_numbers_of_the_summary(tmp_path):
         "Evaluation return": "487.5 469.5 to 491.2",
         "Worst seed": "481.0 seed 13",
         "Failed seeds": "1 seed 14",
-        "Training return": row["Training return"],
+        "Training return": f"{summary['return_100']:.1f}",
         "Wall time": "9.3 s",
         "Compile time": "2.5 s",
         "Steps/s": "500k",
@@ -173,7 +184,7 @@ def test_the_table_shows_the_numbers_of_the_summary(tmp_path):
 
 
 def test_one_seed_shows_its_mean_and_no_worst_seed(tmp_path):
-    page, _ = write(tmp_path, make_run(tmp_path / "first"))
+    page = page_of(make_run(tmp_path / "first"))
     (row,) = results(page)
     assert row["Evaluation return"].startswith("488.5")
     assert row["Worst seed"] == "–"
@@ -181,7 +192,7 @@ def test_one_seed_shows_its_mean_and_no_worst_seed(tmp_path):
 
 def test_a_run_without_a_summary_shows_what_its_rows_say(tmp_path):
     run = make_run(tmp_path / "going", finished=False, rows=10, iterations=40)
-    page, _ = write(tmp_path, run)
+    page = page_of(run)
     (row,) = results(page)
     assert row["Run"] == "going no summary yet: iteration 10 of 40"
     assert row["Env steps"] == "81,920"
@@ -195,7 +206,7 @@ def test_a_finished_run_that_missed_its_target_says_so(tmp_path):
     run = make_run(tmp_path / "run")
     summary = json.loads((run / "summary.json").read_text())
     (run / "summary.json").write_text(json.dumps(summary | {"seconds_to_target": None}))
-    page, _ = write(tmp_path, run)
+    page = page_of(run)
     assert results(page)[0]["Time to target"] == "not reached"
 
 
@@ -212,7 +223,7 @@ def test_the_interval_agrees_with_every_resample_counted():
     values = np.array([0.0, 1.0, 4.0, 9.0, 16.0, 25.0])
     draws = np.array(list(itertools.product(values, repeat=6)))
     exact = np.percentile(stats.trim_mean(draws, 0.25, axis=1), (2.5, 97.5))
-    np.testing.assert_allclose(report.bootstrap_interval(values), exact, atol=0.5)
+    np.testing.assert_allclose(report.bootstrap_interval(values), exact, atol=1)
     assert exact[0] > values.min()  # else the test could not tell an interval from a range
     assert exact[1] < values.max()
 
@@ -267,6 +278,7 @@ def test_the_page_needs_nothing_but_itself(tmp_path):
     sources = re.findall(r"<img[^>]* src=\"([^\"]{30})", page)
     assert len(sources) > 10
     assert all(source.startswith("data:image/png;base64,") for source in sources)
+    page = re.sub(r"base64,[\w+/=]+", "", page)
     assert not re.search(r"https?:|//[a-z]|@import|<script|url\(|<link(?! rel=\"icon\")", page)
 
 
@@ -282,14 +294,15 @@ def test_the_images_beside_the_page_are_the_ones_within(tmp_path):
 
 def test_each_environment_has_its_own_curves(tmp_path):
     runs = [make_run(tmp_path / env, env=env) for env in ("CartPole-v1", "Acrobot-v1")]
-    _, folder = write(tmp_path, *runs)
-    assert len(list(folder.glob("page-return-by-steps-*.png"))) == 2
+    names = [plot.name for plot in report.learning_plots(report.read_runs(runs))]
+    over = [f"return-by-{x}" for x in ("steps", "time")]
+    assert names == [f"{x}-{env}" for env in ("CartPole-v1", "Acrobot-v1") for x in over]
 
 
 def test_only_what_differs_between_configs_is_listed(tmp_path):
     a = make_run(tmp_path / "a", learning_rate=3e-4)
     b = make_run(tmp_path / "b", learning_rate=1e-3, env_kwargs={"length": 0.7})
-    page, _ = write(tmp_path, a, b)
+    page = page_of(a, b)
     assert table_after(page, "Configuration") == [
         ["Key", "a", "b"],
         ["algo.learning_rate", "0.0003", "0.001"],
@@ -298,7 +311,7 @@ def test_only_what_differs_between_configs_is_listed(tmp_path):
 
 
 def test_one_run_has_its_whole_config_folded(tmp_path):
-    page, _ = write(tmp_path, make_run(tmp_path / "a"))
+    page = page_of(make_run(tmp_path / "a"))
     cells = dict(table_after(page, "Configuration"))
     assert cells["algo"] == "ppo"
     assert cells["algo.gamma"] == "0.99"
@@ -307,7 +320,7 @@ def test_one_run_has_its_whole_config_folded(tmp_path):
 
 
 def test_versions_and_devices_are_those_of_the_last_start(tmp_path):
-    page, _ = write(tmp_path, make_run(tmp_path / "a"))
+    page = page_of(make_run(tmp_path / "a"))
     assert table_after(page, "Versions") == [
         ["", "a"],
         ["devices", "2 × cpu"],
@@ -331,33 +344,30 @@ class Noise:
     iteration = 40
 
     def record(self):
-        frames = np.random.default_rng(0).integers(0, 256, (60, 80, 120, 3), np.uint8)
-        return [np.kron(frame, np.ones((3, 3, 1), np.uint8)) for frame in frames]
+        return list(np.random.default_rng(0).integers(0, 256, (20, 60, 80, 3), np.uint8))
 
 
-def test_a_large_episode_is_embedded_below_two_megabytes(tmp_path, monkeypatch):
+def test_an_episode_that_is_too_large_is_shrunk_until_it_fits(tmp_path, monkeypatch):
+    assert report.EPISODE_BYTES <= 2_000_000
+    monkeypatch.setattr(report, "EPISODE_BYTES", 50_000)
     monkeypatch.setattr(evaluate, "load", lambda path: Noise())
     page, folder = write(tmp_path, make_run(tmp_path / "a"), episodes=1)
     gif = (folder / "page-episode.gif").read_bytes()
-    assert len(gif) <= 2_000_000
-    assert Image.open(io.BytesIO(gif)).n_frames > 5
+    assert 10_000 < len(gif) <= 50_000
+    assert Image.open(io.BytesIO(gif)).n_frames == 10
     assert f"data:image/gif;base64,{base64.b64encode(gif).decode()}" in page
-    assert "59 steps, greedy, after iteration 40" in page
+    assert "19 steps, greedy, after iteration 40; every 2. frame" in page
     assert not (folder / ".episode.gif").exists()
 
 
 def test_an_episode_that_lies_in_the_run_directory_is_used(tmp_path):
     run = make_run(tmp_path / "a")
     evaluate.write_video(run / "episode.gif", [np.full((8, 8, 3), k, np.uint8) for k in (0, 99)])
-    page, _ = write(tmp_path, run, episodes=1)
-    assert base64.b64encode((run / "episode.gif").read_bytes()).decode() in page
+    assert episode_of(run).gif == (run / "episode.gif").read_bytes()
 
 
-def test_without_a_checkpoint_the_page_says_so(tmp_path):
-    run = make_run(tmp_path / "a")
-    page, folder = write(tmp_path, run, episodes=1)
-    assert "the run has no checkpoint yet" in page
-    assert not list(folder.glob("*.gif"))
+def test_without_a_checkpoint_there_is_a_sentence_instead(tmp_path):
+    assert episode_of(make_run(tmp_path / "a")) == (b"", "the run has no checkpoint yet")
 
 
 def test_an_environment_that_breaks_while_drawing_costs_only_the_episode(tmp_path, monkeypatch):
@@ -365,7 +375,8 @@ def test_an_environment_that_breaks_while_drawing_costs_only_the_episode(tmp_pat
         raise RuntimeError("no <display>")
 
     monkeypatch.setattr(evaluate, "load", load)
-    page, _ = write(tmp_path, make_run(tmp_path / "a"), episodes=1)
+    run = make_run(tmp_path / "a")
+    page = report.page(report.read_runs([run]), ([], [], []), [episode_of(run)])
     assert "RuntimeError: no &lt;display&gt;" in page
 
 

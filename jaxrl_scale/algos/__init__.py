@@ -11,6 +11,7 @@ _NAMES = ("ppo",)
 
 
 def names() -> tuple[str, ...]:
+    """The names that `get` knows."""
     return _NAMES
 
 
@@ -20,7 +21,7 @@ def get(name: str) -> ModuleType:
         from jaxrl_scale.config import nearest
 
         raise UserError(
-            f"algorithm {name!r} does not exist{nearest(name, _NAMES)}; there are: "
-            + ", ".join(_NAMES)
+            f"algorithm {name!r} does not exist (there are: {', '.join(_NAMES)})"
+            f"{nearest(name, _NAMES)}"
         )
     return importlib.import_module(f"jaxrl_scale.algos.{name}")

@@ -59,6 +59,13 @@ class Config:
         cfg.check_minibatches(config, self.minibatch_size)
 
 
+STEP_METRICS = (
+    *("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction"),
+    *("grad_norm", "updates"),
+)
+"""Of every gradient step; reported as means over an iteration (``updates`` as their number)."""
+
+
 class Hyper(NamedTuple):
     """The options that are plain numbers: traced, so that a population may differ in them."""
 
@@ -272,7 +279,7 @@ def make(config: cfg.Config, spec: EnvSpec, pool: Pool) -> Algorithm:
         optimize = optimizer(hyper, learning_rate)
         flat_params, unravel = ravel_pytree(shared.params)
 
-        def gradient_step(moving: tuple, minibatch: tuple) -> tuple[tuple, dict[str, Array]]:
+        def gradient_step(moving: tuple, minibatch: tuple) -> tuple[tuple, Array]:
             flat_params, optimizer_state, stopped = moving
             shuffled, index, count, mean, scale = minibatch
             share = 1 / jnp.maximum(count, 1)
@@ -295,9 +302,10 @@ def make(config: cfg.Config, spec: EnvSpec, pool: Pool) -> Algorithm:
                     (flat_params, optimizer_state),
                 )
             metrics["updates"] = (~stopped).astype(jnp.float32)
-            return (*moved, stopped), metrics
+            # One array instead of eight: each would be a loop's output of its own to compile.
+            return (*moved, stopped), jnp.stack([metrics[name] for name in STEP_METRICS])
 
-        def epoch(moving: tuple, this: tuple) -> tuple[tuple, dict[str, Array]]:
+        def epoch(moving: tuple, this: tuple) -> tuple[tuple, Array]:
             order, *moments = this
             shuffled = pool.map(
                 lambda samples, order: jax.tree.map(lambda x: x[order], samples), samples, order
@@ -313,9 +321,8 @@ def make(config: cfg.Config, spec: EnvSpec, pool: Pool) -> Algorithm:
             (flat_params, shared.optimizer, jnp.zeros((), bool)),
             (jnp.moveaxis(orders, 0, 1), count, mean, scale),
         )
-        updates = steps.pop("updates")
-        metrics = {name: value.mean() for name, value in steps.items()}
-        metrics["updates"] = updates.sum()
+        metrics = dict(zip(STEP_METRICS, steps.mean((0, 1)), strict=True))
+        metrics["updates"] = steps[..., STEP_METRICS.index("updates")].sum()
         metrics["learning_rate"] = learning_rate
         metrics["explained_variance"] = explained_variance(pool, samples)
 

@@ -1,0 +1,187 @@
+"""Runs of the commands in processes of their own, and what such a run leaves behind."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl_scale import checkpoint, metrics
+from jaxrl_scale import config as cfg
+from jaxrl_scale.distributed import place
+from jaxrl_scale.runner import Runner
+
+TESTS = Path(__file__).parent
+REPOSITORY = TESTS.parent
+PATIENCE = 300  # seconds; the machine may be busy with other things
+
+# One small program for most tests: XLA compiles it once for each number of devices.
+SMALL = {
+    "env": "CartPole-v1",
+    "num_envs": 16,
+    "num_shards": 4,
+    "rollout_length": 16,
+    "iterations": 24,
+    "hidden_sizes": 16,
+    "algo.minibatch_size": 64,
+    "algo.epochs": 2,
+    "log_every": 1,
+    "checkpoint_every": 2,
+    "eval_every": 8,
+    "eval_episodes": 16,
+    "devices": 1,
+}
+
+
+@dataclasses.dataclass
+class Done:
+    """A process that has ended."""
+
+    status: int
+    out: str
+    err: str
+
+
+class World:
+    """A folder with a home, a compilation cache and no account, in which commands run."""
+
+    def __init__(self, folder: Path, cache: Path):
+        self.folder, self.cache = folder, cache
+        (folder / "home").mkdir()
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("WANDB_", "JAX_", "XLA_"))}
+        self.environment = kept | {
+            "HOME": str(folder / "home"),
+            "NETRC": str(folder / "home" / "netrc"),
+            "WANDB_MODE": "disabled",
+            "PYTHONPATH": str(TESTS),
+            "TERM": "dumb",
+        }
+
+    def start(
+        self,
+        *arguments: Any,
+        module: str = "jaxrl_scale.train",
+        accident: dict[str, Any] | None = None,
+        environment: dict[str, str] | None = None,
+        **popen: Any,
+    ) -> subprocess.Popen[str]:
+        command = ["-m", module]
+        if accident is not None:
+            command = [str(TESTS / "saboteur.py"), json.dumps(accident)]
+        ends = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | popen
+        return subprocess.Popen(
+            [sys.executable, *command, *map(str, arguments)],
+            cwd=self.folder,
+            env=self.environment | (environment or {}),
+            text=True,
+            **ends,
+        )
+
+    def run(self, *arguments: Any, **how: Any) -> Done:
+        with self.start(*arguments, **how) as process:
+            try:
+                out, err = process.communicate(timeout=PATIENCE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
+        return Done(process.returncode, out, err)
+
+    def train(self, run_dir: Path, *more: Any, **how: Any) -> Done:
+        """A new run, the small one with ``more`` options."""
+        return self.run(*self.small(run_dir), *more, **how)
+
+    def small(self, run_dir: Path) -> list[str]:
+        return [*options(SMALL), "--compilation_cache", str(self.cache), "--run_dir", str(run_dir)]
+
+    def train_well(self, run_dir: Path, *more: Any, **how: Any) -> Done:
+        return well(self.train(run_dir, *more, **how))
+
+    def resume(self, run_dir: Path, *more: Any, **how: Any) -> Done:
+        return self.run("--resume", run_dir, *more, **how)
+
+    def resume_well(self, run_dir: Path, *more: Any, **how: Any) -> Done:
+        return well(self.resume(run_dir, *more, **how))
+
+
+def options(given: dict[str, Any]) -> list[str]:
+    return [text for name, value in given.items() for text in (f"--{name}", str(value))]
+
+
+def well(done: Done) -> Done:
+    """Ended as it should: not a word on standard error."""
+    assert (done.status, done.err) == (0, ""), done
+    return done
+
+
+# --- what a run leaves behind ---------------------------------------------------------------
+
+
+def rows(run_dir: Path) -> list[dict[str, Any]]:
+    """The rows of metrics without their timings."""
+    whole = metrics.read_rows(run_dir / "metrics.jsonl")
+    return [{k: v for k, v in row.items() if k not in metrics.TIMINGS} for row in whole]
+
+
+def summary(run_dir: Path) -> dict[str, Any]:
+    return json.loads((run_dir / "summary.json").read_text())
+
+
+def events(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
+    """TensorBoard's curves, timings left out."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    read = EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"scalars": 0}).Reload()
+    timings = {metrics.TAGS.get(name) for name in metrics.TIMINGS}
+    return {
+        tag: [(e.step, e.value) for e in read.Scalars(tag)]
+        for tag in read.Tags()["scalars"]
+        if tag not in timings
+    }
+
+
+@functools.cache
+def _abstract_state(config_json: str) -> Any:
+    config = cfg.from_json(json.loads(config_json)).replace(devices=1)
+    one = place(config, jax.local_devices()[:1])
+    return Runner(config, cfg.make_env(config), one).abstract_state()
+
+
+def state(run_dir: Path) -> tuple[int, dict[str, np.ndarray]]:
+    """The newest checkpoint: iteration and leaves by name."""
+
+    def damaged(message: str) -> None:
+        raise AssertionError(message)
+
+    target = _abstract_state((run_dir / "config.json").read_text())
+    found = checkpoint.restore(run_dir / "checkpoints", target, damaged)
+    assert found is not None
+    leaves = jax.tree_util.tree_leaves_with_path(found[1])
+    return found[0], {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
+
+
+def assert_same_bits(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> None:
+    assert ours.keys() == theirs.keys()
+    different = [name for name in ours if ours[name].tobytes() != theirs[name].tobytes()]
+    assert not different
+
+
+def assert_same_run(ours: Path, theirs: Path) -> None:
+    """Bit for bit: parameters and all other state, metrics, evaluation, curves."""
+    assert rows(ours) == rows(theirs)
+    timed = {"wall_seconds", "compile_seconds", "steps_per_second", "peak_memory_mb"}
+    timed |= {"seconds_to_target"}
+    one, other = summary(ours), summary(theirs)
+    assert {k: one[k] for k in one.keys() - timed} == {k: other[k] for k in other.keys() - timed}
+    assert (one["seconds_to_target"] is None) == (other["seconds_to_target"] is None)
+    (iteration, leaves), (wanted, wanted_leaves) = state(ours), state(theirs)
+    assert iteration == wanted
+    assert_same_bits(leaves, wanted_leaves)
+    assert events(ours) == events(theirs)

@@ -1,0 +1,76 @@
+"""The training command with an accident: ``python saboteur.py ACCIDENT --config …``.
+
+ACCIDENT is a JSON object:
+
+``{"kill_at_file_event": n}``   SIGKILL at the n-th thing done to a file of the run directory
+``{"kill_at_evaluation": n}``   SIGKILL in the n-th evaluation
+``{"signal": "SIGTERM", "at": k}``  that signal while iteration ``k`` is computed
+``{"seconds": s}``              every iteration takes ``s`` seconds longer
+``{"largest_file": n}``         no file can grow beyond ``n`` bytes
+``{"count": path}``             writes the number of file events there at the end
+"""
+
+import atexit
+import itertools
+import json
+import os
+import resource
+import runpy
+import signal
+import sys
+import time
+
+accident = json.loads(sys.argv.pop(1))
+options = sys.argv
+run_dir = next(b for a, b in itertools.pairwise(options) if a in ("--run_dir", "--resume"))
+events = itertools.count(1)
+seen = 0
+
+
+def watch(event, arguments):
+    global seen
+    if event == "open" or event.startswith(("os.", "shutil.")):
+        paths = [os.fsdecode(x) for x in arguments[:2] if isinstance(x, str | bytes)]
+        if any(run_dir in path for path in paths):
+            seen = next(events)
+            if seen == accident.get("kill_at_file_event"):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+sys.addaudithook(watch)
+
+if size := accident.get("largest_file"):
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+if path := accident.get("count"):
+
+    @atexit.register
+    def write_count():
+        with open(path, "w") as file:
+            file.write(str(seen))
+
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+from jaxrl_scale import evaluate, runner  # noqa: E402
+
+true_step, true_evaluate = runner.Runner.step, evaluate.Evaluator.__call__
+evaluations = itertools.count(1)
+
+
+def step(self, state):
+    if int(state.shared.iteration.ravel()[0]) + 1 == accident.get("at"):
+        os.kill(os.getpid(), getattr(signal, accident["signal"]))
+    time.sleep(accident.get("seconds", 0))
+    return true_step(self, state)
+
+
+def play(self, *arguments):
+    if next(evaluations) == accident.get("kill_at_evaluation"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return true_evaluate(self, *arguments)
+
+
+runner.Runner.step, evaluate.Evaluator.__call__ = step, play
+sys.argv[0] = "train.py"
+runpy.run_module("jaxrl_scale.train", run_name="__main__")

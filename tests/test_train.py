@@ -1,0 +1,645 @@
+"""The training command from end to end, in processes of its own: what it prints and leaves
+behind, and that neither kills nor signals nor devices change what it learns."""
+
+import contextlib
+import json
+import os
+import pty
+import random
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from processes import (
+    PATIENCE,
+    REPOSITORY,
+    SMALL,
+    World,
+    assert_same_bits,
+    assert_same_run,
+    events,
+    rows,
+    state,
+    summary,
+    well,
+)
+
+from jaxrl_scale import metrics
+from jaxrl_scale import train as train_function
+from jaxrl_scale.config import Config
+from jaxrl_scale.types import UserError
+
+STOPPED, NOT_FINITE, MISTAKE, IO_ERROR = 75, 3, 2, 74
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    cache = tmp_path_factory.getbasetemp() / "compiled"
+    return World(tmp_path_factory.mktemp("world"), cache)
+
+
+@pytest.fixture(scope="module")
+def reference(world):
+    """A run on one device that nothing interrupted, and what it printed."""
+    path = world.folder / "reference"
+    started = time.time()
+    done = world.train_well(path, "--target_return", 15)
+    return path, done, started, time.time()
+
+
+@pytest.fixture
+def path(world, request):
+    return world.folder / re.sub(r"\W", "_", request.node.name)
+
+
+def newest(run_dir: Path) -> int:
+    return max((int(p.name) for p in (run_dir / "checkpoints").glob("[0-9]*")), default=0)
+
+
+def wait_for(condition, process) -> None:
+    limit = time.time() + PATIENCE
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.time() < limit
+        time.sleep(0.01)
+
+
+def has_rows(run_dir: Path, count: int) -> bool:
+    file = run_dir / "metrics.jsonl"
+    return file.exists() and file.read_bytes().count(b"\n") >= count
+
+
+# --- a run that nothing interrupts ----------------------------------------------------------
+
+
+def test_a_run_prints_plain_lines_and_nothing_on_standard_error(reference):
+    path, done, *_ = reference
+    assert done.err == ""
+    assert "\x1b" not in done.out
+    assert "\r" not in done.out
+    lines = done.out.splitlines()
+    assert re.fullmatch(
+        r"CartPole-v1: CartPole-v1, ppo, 24 iterations of 256 steps, "
+        r"1 cpu device with 4 shards each, exact sums; in \S+reference",
+        lines[0],
+    )
+    progress = [line for line in lines if re.match(r" *\d+% .* steps/s  return .* left$", line)]
+    assert 15 <= len(progress) <= 25
+    assert progress == lines[1 : 1 + len(progress)]
+    assert progress[-1].startswith("100%")
+    assert "CartPole-v1 is done" in lines
+
+
+def test_a_run_directory_holds_all_that_it_should(reference):
+    path = reference[0]
+    names = {p.name for p in path.iterdir()}
+    wanted = {"config.json", "run.json", "metrics.jsonl", "tensorboard", "checkpoints"}
+    assert names == wanted | {"summary.json", ".lock"}
+    config = json.loads((path / "config.json").read_text())
+    assert config["num_envs"] == 16
+    assert config["algo"]["name"] == "ppo"
+    assert config["algo"]["minibatch_size"] == 64
+    assert config["algo"]["gamma"] == 0.99  # resolved: the defaults too
+    (start,) = json.loads((path / "run.json").read_text())["starts"]
+    assert start["versions"]["jax"] == jax.__version__
+    assert start["devices"] == ["cpu:0 cpu"]
+    assert start["reduction"] == "exact"
+    assert "--rollout_length 16" in start["command"]
+    assert [row["iteration"] for row in rows(path)] == list(range(1, 25))
+    curves = events(path)
+    assert [value for _, value in curves["episode/return"]] == pytest.approx(
+        [row["return"] for row in rows(path)]
+    )
+    assert newest(path) == 24
+
+
+def test_the_summary_has_the_documented_schema(reference):
+    path, *_ = reference
+    result = summary(path)
+    evaluation = result.pop("evaluation")
+    assert result.keys() == metrics.Summary.__annotations__.keys() - {"evaluation"}
+    assert evaluation.keys() == metrics.Evaluation.__annotations__.keys()
+    assert result["status"] == "done"
+    assert result["iterations"] == 24
+    assert result["failed"] == []
+    assert evaluation["episodes"] == SMALL["eval_episodes"]
+    assert evaluation["per_seed"] == [evaluation["mean"]]
+    assert evaluation["ci95"][0] < evaluation["mean"] < evaluation["ci95"][1]
+    last = rows(path)[-1]
+    assert result["return_100"] == last["return_100"]
+    assert evaluation["mean"] == last["eval_return"]
+    assert 50 < result["peak_memory_mb"] < 10_000
+    assert result["steps_per_second"] > 0
+
+
+def test_env_steps_count_valid_steps_only(reference):
+    path, *_ = reference
+    total = sum(row["episodes"] for row in rows(path))
+    resets = 24 * 256 - summary(path)["env_steps"]
+    assert total > 100
+    # Each ended episode costs one reset, but for those that ended with an environment's last step.
+    assert total - SMALL["num_envs"] <= resets <= total
+    assert rows(path)[-1]["env_steps"] == summary(path)["env_steps"]
+
+
+def test_times_are_counted_from_the_start_of_the_process(reference):
+    path, _, started, ended = reference
+    result = summary(path)
+    first = metrics.read_rows(path / "metrics.jsonl")[0]
+    assert first["time"] - first["wall_seconds"] == pytest.approx(started, abs=1.0)
+    assert result["compile_seconds"] < result["seconds_to_target"] < result["wall_seconds"]
+    assert result["wall_seconds"] < ended - started + 1
+
+
+def test_seconds_to_target_is_null_where_it_is_never_reached(world, path):
+    world.train_well(path, "--target_return", 400, "--tensorboard", "false")
+    assert summary(path)["seconds_to_target"] is None
+    assert summary(path)["target_return"] == 400
+    assert not (path / "tensorboard").exists()
+
+
+def test_in_a_terminal_there_is_a_bar_and_wandb_offline_writes_its_folder(world, path):
+    master, slave = pty.openpty()
+    how = {"stdout": slave, "environment": {"TERM": "xterm-256color", "WANDB_MODE": "offline"}}
+    with world.start(*world.small(path), **how) as process:
+        os.close(slave)
+        shown = b""
+        with contextlib.suppress(OSError):  # Linux says so when the last writer is gone
+            while select.select([master], [], [], PATIENCE)[0]:
+                shown += os.read(master, 65536)
+        err = process.communicate(timeout=PATIENCE)[1]
+    os.close(master)
+    assert (process.returncode, err) == (0, "")
+    text = shown.decode()
+    assert "compiling" in text
+    assert "100%" in text
+    assert "\x1b[?25h" in text  # the cursor is given back
+    assert "wandb sync" in text
+    assert len(list((path / "wandb").glob("offline-run-*/*.wandb"))) == 1
+    assert "rning" not in text
+    assert rows(path) == rows(world.folder / "reference")
+
+
+@pytest.mark.parametrize(
+    "config", sorted((REPOSITORY / "configs").glob("*.py")), ids=lambda p: p.stem
+)
+def test_every_config_runs(world, path, config):
+    few = ["--iterations", 2, "--eval_episodes", 2, "--run_dir", path]
+    done = well(world.run("--config", config, *few, "--compilation_cache", world.cache))
+    assert done.out.startswith(f"{config.stem}: ")
+    assert summary(path)["iterations"] == 2
+    assert newest(path) == 2
+
+
+# --- kills ----------------------------------------------------------------------------------
+
+
+def killed(world: World, *arguments, **how) -> None:
+    process = world.start(*arguments, **how)
+    out, err = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, err) == (-signal.SIGKILL, ""), out
+
+
+def kill_when(world: World, condition, seconds: float, *arguments) -> None:
+    """SIGKILL some time after ``condition`` has come true, unless the run ends before."""
+    with world.start(*arguments) as process:
+        while process.poll() is None and not condition():
+            time.sleep(0.001)
+        time.sleep(seconds)
+        process.kill()
+        err = process.communicate(timeout=PATIENCE)[1]
+    assert err == ""
+    assert process.returncode in (-signal.SIGKILL, 0)
+
+
+def is_saving(run_dir: Path) -> bool:
+    return any((run_dir / "checkpoints").glob("*.orbax-checkpoint-tmp*"))
+
+
+def start_count(run_dir: Path) -> int:
+    file = run_dir / "run.json"
+    return len(json.loads(file.read_text())["starts"]) if file.exists() else 0
+
+
+def test_a_run_killed_again_and_again_on_other_devices_ends_bit_for_bit_the_same(
+    world, path, reference
+):
+    seed = random.randrange(2**32)
+    print(f"seed of the moments: {seed}")
+    moments = random.Random(seed)
+    # About 60 things happen to files up to the first step, then about 25 with each checkpoint.
+    accident = {"kill_at_file_event": moments.randrange(60, 220)}
+    killed(world, *world.small(path), "--target_return", 15, accident=accident)
+
+    if newest(path) < 16:  # while a checkpoint is written, on two devices
+        resumed = ["--resume", path, "--devices", 2]
+        before = start_count(path)
+        kill_when(
+            world,
+            lambda: start_count(path) > before and is_saving(path),
+            0.02 * moments.random(),
+            *resumed,
+        )
+    with open(path / "metrics.jsonl", "ab") as file:
+        file.write(b'{"iteration": 99, "env_st')  # torn by the crash of a machine
+    accident = {"kill_at_file_event": moments.randrange(40, 140)}
+    print("event", accident)
+    process = world.start("--resume", path, "--devices", 4, accident=accident)
+    assert process.communicate(timeout=PATIENCE)[1] == ""
+
+    evaluations = 1 if newest(path) == 24 else 4 - newest(path) // 8  # the last one is the final
+    print("checkpoint", newest(path), "then killed in evaluation", evaluations)
+    accident = {"kill_at_evaluation": 1}
+    process = world.start("--resume", path, "--devices", 1, accident=accident)
+    assert process.communicate(timeout=PATIENCE)[1] == ""
+    assert process.returncode == -signal.SIGKILL
+
+    done = world.resume_well(path, "--devices", 2)
+    assert f"resumed at iteration {newest(path)}" in done.out or newest(path) == 24
+    assert_same_run(path, reference[0])
+
+
+def test_a_run_killed_in_its_final_evaluation_and_one_that_had_finished_end_well_again(
+    world, path, reference
+):
+    shutil.copytree(reference[0], path)
+    (path / "summary.json").unlink()
+    killed(world, "--resume", path, accident={"kill_at_evaluation": 1})
+    assert not (path / "summary.json").exists()
+    for _ in range(2):
+        done = world.resume_well(path)
+        assert "resumed at iteration 24" in done.out
+        assert_same_run(path, reference[0])
+    assert len(json.loads((path / "run.json").read_text())["starts"]) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_a_run_killed_thirty_times_ends_bit_for_bit_the_same(world, path, reference, seed):
+    moments = random.Random(seed)
+    command = [*world.small(path), "--target_return", 15]
+    for _ in range(30):
+        if (path / "config.json").exists():
+            command = ["--resume", path, "--devices", moments.choice([1, 2, 4])]
+        accident = {"kill_at_file_event": moments.randrange(1, 80)}
+        if moments.random() < 0.3:
+            kill_when(world, lambda: is_saving(path), 0.1 * moments.random(), *command)
+        else:
+            process = world.start(*command, accident=accident)
+            assert process.communicate(timeout=PATIENCE)[1] == ""
+            assert process.returncode in (0, -signal.SIGKILL)
+    world.resume_well(path)
+    assert_same_run(path, reference[0])
+
+
+# --- signals --------------------------------------------------------------------------------
+
+
+def test_signals_save_and_say_how_to_resume_and_change_nothing(world, path, reference):
+    """In one directory, one after the other; from outside, from inside a step, and while XLA
+    compiles."""
+    with world.start(*world.small(path), "--target_return", 15) as process:
+        wait_for(lambda: (path / "run.json").exists(), process)  # it compiles
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, err) == (STOPPED, "")
+    match = re.fullmatch(
+        r"stopped by SIGTERM and saved at iteration (\d+) of 24; "
+        r"continue with: python -m jaxrl_scale.train --resume (\S+)",
+        out.splitlines()[-1],
+    )
+    assert match[2] == str(path)
+    assert newest(path) == int(match[1])
+    assert summary(path)["status"] == "stopped"
+    assert "evaluation" not in summary(path)
+
+    for name, at, devices in (("SIGINT", 8, 2), ("SIGUSR1", 13, 4)):
+        if newest(path) >= at:
+            continue  # the machine was so fast that SIGTERM came late
+        accident = {"signal": name, "at": at}
+        done = world.resume(path, "--devices", devices, accident=accident)
+        assert (done.status, done.err) == (STOPPED, "")
+        told = f"stopped by {name} and saved at iteration {at} of 24; continue with: "
+        assert done.out.splitlines()[-1].startswith(told)
+        assert newest(path) == at
+    world.resume_well(path, "--devices", 1)
+    assert_same_run(path, reference[0])
+
+
+def test_a_second_interrupt_ends_at_once_and_what_was_saved_stays(world, path):
+    how = {"accident": {"seconds": 1}}
+    with world.start(*world.small(path), "--checkpoint_every", 1, **how) as process:
+        wait_for(lambda: newest(path) >= 1, process)
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130
+    assert err == "interrupted; what was saved stays saved\n"
+    assert state(path)[0] >= 1
+
+
+def test_two_processes_cannot_use_one_directory(world, path):
+    with world.start(*world.small(path), accident={"seconds": 0.5}) as process:
+        wait_for(lambda: has_rows(path, 1), process)
+        for refused in (world.resume(path), world.run("--run_dir", path)):
+            assert refused.status == MISTAKE
+            assert re.fullmatch(
+                rf"error: \S+ is in use by process {process.pid} on .*; stop it, "
+                r"or choose another --run_dir\n",
+                refused.err,
+            )
+        process.terminate()
+        process.communicate(timeout=PATIENCE)
+    assert process.returncode == STOPPED
+
+
+# --- damage and disks -----------------------------------------------------------------------
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(world, path, reference):
+    shutil.copytree(reference[0], path)
+    for file in (path / "checkpoints" / "24").rglob("*"):
+        if file.is_file() and "metadata" not in file.name.lower():
+            file.write_bytes(file.read_bytes()[:-1])
+    done = world.resume_well(path, "--devices", 2)
+    assert f"checkpoint {path}/checkpoints/24 is damaged and skipped: " in done.out
+    assert "resumed at iteration 22" in done.out
+    assert_same_run(path, reference[0])
+
+
+def test_a_full_disk_is_a_clear_error_and_what_was_saved_stays(world, path, reference):
+    # A limit on the size of files stands in for the disk: metrics.jsonl is the first to reach it.
+    done = world.train(path, "--target_return", 15, accident={"largest_file": 8000})
+    assert done.status == IO_ERROR
+    assert re.fullmatch(r"error: cannot (write|save) .*metrics.jsonl: File too large\n", done.err)
+    assert 4 <= newest(path) < 24
+    world.resume_well(path)
+    assert_same_run(path, reference[0])
+
+
+def test_a_disk_that_fills_up_while_saving_is_a_clear_error(world, path, reference):
+    path.mkdir()
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", path], capture_output=True
+    ).returncode:
+        pytest.skip("this process may not mount a tmpfs (needs root)")
+    try:
+        run = path / "run"
+        with world.start(*world.small(run), accident={"seconds": 0.2}) as process:
+            wait_for(lambda: newest(run) >= 2, process)
+            with open(path / "filler", "wb") as file, contextlib.suppress(OSError):
+                while True:
+                    file.write(bytes(4096))
+                    file.flush()
+            _, err = process.communicate(timeout=PATIENCE)
+        assert process.returncode == IO_ERROR
+        assert re.fullmatch(r"error: cannot \S+ .*: No space left on device\n", err)
+        (path / "filler").unlink()
+        world.resume_well(run)
+        assert rows(run) == rows(reference[0])
+        assert_same_bits(state(run)[1], state(reference[0])[1])
+    finally:
+        subprocess.run(["umount", path], check=True)
+
+
+def test_a_folder_that_cannot_be_written_is_a_clear_error(world, path):
+    path.write_text("a file")
+    done = world.train(path / "run")
+    assert done.status == IO_ERROR
+    assert re.fullmatch(r"error: cannot write \S+/run: Not a directory\n", done.err)
+
+
+def test_a_cache_that_cannot_be_written_is_no_reason_for_a_word(world, path):
+    done = world.train(path, "--compilation_cache", "/proc/nowhere", "--iterations", 1)
+    assert (done.status, done.err) == (0, "")
+
+
+# --- populations and losses that are no longer finite ---------------------------------------
+
+POISONED = ["--env", "poisoned:CartPole", "--env_kwargs.dose=0.002", "--eval_every", 0]
+FIRST_SEED, NUM_SEEDS = 2, 4
+
+
+@pytest.fixture(scope="module")
+def population(world):
+    """Seeds of which some fail and some do not; killed on two devices (whole members on each),
+    resumed on one."""
+    path = world.folder / "population"
+    seeds = ["--seed", FIRST_SEED, "--num_seeds", NUM_SEEDS]
+    command = [*world.small(path), *POISONED, *seeds, "--devices", 2]
+    killed(world, *command, accident={"kill_at_evaluation": 1})
+    for iteration in range(newest(path) - 2, newest(path) + 1):  # back by some checkpoints
+        shutil.rmtree(path / "checkpoints" / str(iteration), ignore_errors=True)
+    done = world.resume_well(path, "--devices", 1)
+    failed = summary(path)["failed"]
+    assert 0 < len(failed) < NUM_SEEDS, "another dose or seed is needed"
+    return path, done
+
+
+def single(world: World, member: int, *more):
+    path = world.folder / f"single{member}"
+    seed = ["--seed", FIRST_SEED + member]
+    return path, world.train(path, *POISONED, *seed, *more)
+
+
+def of_member(leaves: dict[str, np.ndarray], member: int) -> dict[str, np.ndarray]:
+    return {name: leaf[member : member + 1] for name, leaf in leaves.items()}
+
+
+def test_a_member_is_the_single_run_with_its_seed_whatever_becomes_of_the_others(world, population):
+    path, _ = population
+    survivors = [k for k in range(NUM_SEEDS) if k not in summary(path)["failed"]]
+    _, leaves = state(path)
+    for member in survivors[:2]:
+        alone, done = single(world, member)
+        well(done)
+        assert_same_bits(of_member(leaves, member), state(alone)[1])
+        for together, own in zip(rows(path), rows(alone), strict=True):
+            of_this = {name: values[member] for name, values in together["per_seed"].items()}
+            assert of_this == {name: own[name] for name in of_this}
+        evaluations = summary(path)["evaluation"], summary(alone)["evaluation"]
+        assert evaluations[0]["per_seed"][member] == evaluations[1]["mean"]
+
+
+def test_a_single_run_whose_loss_is_not_finite_stops_and_names_the_last_good_checkpoint(
+    world, population
+):
+    path, _ = population
+    first = {}  # the iteration at which each failed
+    for row in rows(path):
+        for member in row["failed"]:
+            first.setdefault(member, row["iteration"])
+    member = max(first, key=first.get)
+    assert first[member] > 2, "another dose or seed is needed"
+    alone, done = single(world, member)
+    good = (first[member] - 1) // 2 * 2
+    wanted = (
+        f"error: the loss is no longer finite at iteration {first[member]}; last good "
+        f"checkpoint: {alone}/checkpoints/{good}; a smaller --algo.learning_rate may help\n"
+    )
+    assert (done.status, done.err) == (NOT_FINITE, wanted)
+    assert state(alone)[0] == good
+    assert all(np.isfinite(x).all() for x in state(alone)[1].values() if x.dtype == np.float32)
+    assert summary(alone)["status"] == "failed"
+    assert [row["iteration"] for row in rows(alone)] == list(range(1, first[member]))
+    again = world.resume(alone)
+    assert (again.status, again.err) == (NOT_FINITE, wanted)
+
+
+def test_a_population_is_reported_one_by_one_and_as_interquartile_mean(population):
+    path, done = population
+    result, failed = summary(path), summary(path)["failed"]
+    assert result["num_seeds"] == NUM_SEEDS
+    evaluation = result["evaluation"]
+    assert [score is None for score in evaluation["per_seed"]] == [
+        k in failed for k in range(NUM_SEEDS)
+    ]
+    scores = [score for score in evaluation["per_seed"] if score is not None]
+    assert evaluation["mean"] == pytest.approx(np.mean(scores))
+    low, high = evaluation["ci95"]
+    assert min(scores) <= low <= evaluation["iqm"] <= high <= max(scores)
+    assert f"{NUM_SEEDS}  ({len(failed)} failed: " in done.out
+    assert "worst seeds" in done.out
+    row = rows(path)[-1]
+    assert all(len(values) == NUM_SEEDS for values in row["per_seed"].values())
+    assert row["env_steps"] > 3 * 24 * 200
+    assert "seeds/failed" in events(path)
+
+
+def test_when_all_members_fail_the_run_stops(world, path):
+    done = world.train(path, *POISONED, "--env_kwargs.dose=1.0", "--num_seeds", 2)
+    assert done.status == NOT_FINITE
+    assert done.err == (
+        "error: the loss of all 2 seeds is no longer finite at iteration 1; last good "
+        "checkpoint: none was saved yet; a smaller --algo.learning_rate may help\n"
+    )
+
+
+# --- mistakes in the call -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--env", "CartPole-v2"], "unknown environment 'CartPole-v2'. Did you mean 'CartPole-v1'"),
+        (
+            ["--env_kwargs.lenght=1"],
+            "environment 'CartPole-v1': got an unexpected keyword argument",
+        ),
+        (["--num_shards", "3"], "num_shards=3 is not a power of two; try 4"),
+        (["--learning_rate", "1"], "unknown option --learning_rate; did you mean --algo.learning"),
+        (["--num_envs"], "argument --num_envs: expected one argument"),
+        (["--num_envs", "many"], "--num_envs=many should be a whole number"),
+        (["--config", "nowhere.py"], "config file nowhere.py does not exist"),
+        (["--resume", "nowhere"], "nowhere is no run directory: it has no config.json"),
+        (["--devices", "64", "--num_shards", "64"], "devices=64, but this process has 8 cpu dev"),
+    ],
+    ids=lambda x: x[0] if isinstance(x, list) else "",
+)
+def test_a_mistake_is_told_in_one_line(arguments, message, capfd, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert train_function.main([*arguments, "--compilation_cache", ""]) == MISTAKE
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.startswith(f"error: {message}"), err
+    assert err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_resume_can_change_nothing_that_the_result_depends_on(reference, capfd):
+    assert train_function.main(["--resume", str(reference[0]), "--seed", "1"]) == MISTAKE
+    assert capfd.readouterr().err.startswith("error: --seed cannot change on --resume (the run")
+
+
+# --- in Python ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def config(world):
+    given = {k: v for k, v in SMALL.items() if not k.startswith(("algo.", "hidden"))}
+    own = Config().algo.__class__(minibatch_size=64, epochs=2)
+    return Config(
+        **given | {"iterations": 3, "eval_every": 0, "wandb": "disabled", "tensorboard": False},
+        hidden_sizes=(16,),
+        algo=own,
+        compilation_cache="",
+        run_dir=str(world.folder / "notebook"),
+    )
+
+
+@pytest.fixture(scope="module")
+def returned(config):
+    """What `train` returns, and the signals' handlers before and after."""
+    watched = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+    before = [signal.getsignal(s) for s in watched]
+    run = train_function(config)
+    return run, before, [signal.getsignal(s) for s in watched]
+
+
+def test_train_returns_the_run_to_a_notebook(returned, config):
+    run, *_ = returned
+    assert run.exit_status == 0
+    assert run.path == Path(config.run_dir)
+    assert run.summary["iterations"] == 3
+    assert len(run.summary["evaluation"]["per_seed"]) == 1
+    assert [row["iteration"] for row in run.metrics] == [1, 2, 3]
+    assert run.agent().act(np.zeros(4)) in (0, 1)
+
+
+def test_train_leaves_no_signal_handler_behind(returned):
+    _, before, after = returned
+    assert before == after
+
+
+def test_train_works_in_another_thread_and_frees_the_directory(returned, config):
+    run, *_ = returned
+    again = []
+    thread = threading.Thread(target=lambda: again.append(train_function(config, resume=run.path)))
+    thread.start()
+    thread.join(PATIENCE)
+    assert again[0].summary["evaluation"] == run.summary["evaluation"]
+
+
+def test_train_raises_one_line_that_the_user_can_mend(config):
+    with pytest.raises(UserError, match="is not a power of two"):
+        train_function(config.replace(num_shards=3))
+    with pytest.raises(UserError, match="already holds a run: --resume"):
+        train_function(config)
+
+
+def test_train_is_the_function_whichever_way_it_was_imported():
+    code = """
+import sys
+if sys.argv[1] == "module first":
+    import jaxrl_scale.train
+from jaxrl_scale import Config, load, train
+import jaxrl_scale.train
+assert callable(train) and train.train and jaxrl_scale.train is train
+try:
+    train(Config(num_shards=3))
+except ValueError as error:
+    print(error)
+"""
+    for order in ("module first", "function first"):
+        done = subprocess.run(
+            [sys.executable, "-c", code, order], capture_output=True, text=True, timeout=PATIENCE
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith("num_shards=3 is not a power of two")
+
+
+def test_help_names_every_option_and_the_exit_statuses(world):
+    done = well(world.run("--help"))
+    for name in SMALL:
+        assert f"--{name} " in done.out
+    assert "75 stopped by a signal and saved" in done.out
