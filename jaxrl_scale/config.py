@@ -147,7 +147,9 @@ def check(config: Config) -> None:
         )
     if config.num_shards & (config.num_shards - 1):
         near = 2 ** round(math.log2(config.num_shards))
-        raise UserError(f"num_shards={config.num_shards} is not a power of two; try num_shards={near}")
+        raise UserError(
+            f"num_shards={config.num_shards} is not a power of two; try num_shards={near}"
+        )
     _check_divides(config.num_envs, "num_envs", config.num_shards, "num_shards")
     if config.steps_per_iteration > _INT32:
         raise UserError(
@@ -184,7 +186,7 @@ def _check_algo(algo: Any) -> None:
 
 def _check_divides(total: int, total_name: str, part: int, part_name: str) -> None:
     if total % part:
-        near = max(part, round(total / part) * part)
+        near = max(part, (total + part // 2) // part * part)
         raise UserError(
             f"{total_name}={total} does not divide by {part_name}={part}; try {total_name}={near}"
         )
@@ -662,7 +664,7 @@ def read_json(path: Path) -> Config:
         return from_json(json.loads(path.read_text()))
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         if found := re.search(r"unexpected keyword argument '(\w+)'", str(error)):
             raise UserError(
                 f"{path} has a field {found[1]!r} that this version of jaxrl_scale does not know"

@@ -15,6 +15,7 @@ which is also what a checkpoint holds; only this file turns them into what ``pma
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -53,15 +54,12 @@ def initialize(config: Config) -> Placement:
         flag = "--xla_gpu_deterministic_ops=true"
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
     if config.compilation_cache and not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        jax.config.update(
-            "jax_compilation_cache_dir", os.path.expanduser(config.compilation_cache)
-        )
+        jax.config.update("jax_compilation_cache_dir", os.path.expanduser(config.compilation_cache))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     jax.config.update("jax_default_matmul_precision", config.matmul_precision)
-    try:  # one CPU device a core; without effect where the default backend is a GPU
+    with contextlib.suppress(RuntimeError):  # in a notebook the backend may exist already
+        # One CPU device a core; without effect where the default backend is a GPU.
         jax.config.update("jax_num_cpu_devices", config.devices or available_cores())
-    except RuntimeError:
-        pass  # the backend exists already
     return place(config, jax.local_devices())
 
 

@@ -45,6 +45,8 @@ class Policy(NamedTuple):
 
 
 class Network(NamedTuple):
+    """A flax module as two pure functions, and how its ``policy`` output is read."""
+
     init: Callable[[Key], PyTree]
     apply: Callable[[PyTree, Array], tuple[Array, Array]]
     """``(params, obs [..., *observation_shape]) -> (policy [..., size], value [...])``"""
@@ -61,7 +63,8 @@ def make(config: Config, spec: EnvSpec) -> Network:
         return module.init(key, obs)["params"]
 
     def apply(params: PyTree, obs: Array) -> tuple[Array, Array]:
-        return module.apply({"params": params}, obs)
+        policy_and_value: tuple[Array, Array] = module.apply({"params": params}, obs)  # type: ignore[assignment]
+        return policy_and_value
 
     return Network(init, apply, policy)
 
@@ -70,9 +73,7 @@ def check(network: Network, spec: EnvSpec, name: str) -> None:
     """Raise a `UserError` where the network's outputs do not have the shapes they should."""
     obs = jax.ShapeDtypeStruct((2, *spec.observation_shape), spec.observation_dtype)
     try:
-        out = jax.eval_shape(
-            lambda o: network.apply(network.init(jax.random.key(0)), o), obs
-        )
+        out = jax.eval_shape(lambda o: network.apply(network.init(jax.random.key(0)), o), obs)
         shapes = tuple(x.shape for x in out)
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else ""
@@ -95,14 +96,10 @@ def _module(config: Config, spec: EnvSpec) -> Callable[..., nn.Module]:
     is_image = len(spec.observation_shape) == 3
     if ":" in name:
         return _import(name)
-    built_in = {
-        "mlp": ActorCritic,
-        "cnn": ActorCritic,
-        "auto": ActorCritic,
-    }
+    built_in = ("auto", "mlp", "cnn")
     if name not in built_in:
         raise UserError(
-            f"network {name!r} does not exist{nearest(name, tuple(built_in))}; there are: "
+            f"network {name!r} does not exist{nearest(name, built_in)}; there are: "
             f"{', '.join(built_in)} and my_package.my_module:MyNetwork"
         )
     if name == "cnn" and not is_image:
@@ -235,4 +232,12 @@ def gaussian(action: Box) -> Policy:
     return Policy(2 * size, sample, lambda p: shaped(split(p)[0]), log_prob, entropy)
 
 
-__all__: list[Any] = ["ActorCritic", "Network", "Policy", "categorical", "check", "gaussian", "make"]
+__all__: list[Any] = [
+    "ActorCritic",
+    "Network",
+    "Policy",
+    "categorical",
+    "check",
+    "gaussian",
+    "make",
+]

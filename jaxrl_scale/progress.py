@@ -18,7 +18,7 @@ import numpy as np
 WINDOW = 100
 """Episodes that the running mean return looks back on."""
 
-_EPISODE_SUMS = ("count", "total_return", "total_length", "steps")
+_EPISODE_SUMS = ("ended", "total_return", "total_length", "steps")
 
 
 class Progress:
@@ -39,7 +39,7 @@ class Progress:
         self.env_steps += int(metrics["steps"].sum(dtype=np.int64))
         for name in _EPISODE_SUMS:
             self.since_row[name] += metrics[name]
-        counts, totals = metrics["count"], metrics["total_return"]
+        counts, totals = metrics["ended"], metrics["total_return"]
         self.window.append((counts.tolist(), [float(x) for x in totals]))
         held = np.sum([c for c, _ in self.window], 0)
         while len(self.window) > 1 and (held - self.window[0][0] >= WINDOW).all():
@@ -53,7 +53,7 @@ class Progress:
     def recent_returns(self) -> np.ndarray:
         """Mean return of each member's last 100 episodes ``[P]``: of the fewest whole
         iterations that hold so many; NaN until there were 100."""
-        count, total = np.zeros((2, len(self.since_row["count"])))
+        count, total = np.zeros((2, len(self.since_row["ended"])))
         for counts, totals in reversed(self.window):
             missing = count < WINDOW
             count += np.where(missing, counts, 0)
@@ -70,7 +70,7 @@ class Progress:
         over the members that have not failed, and ``per_seed``."""
         sums = self.since_row
         self.since_row = {name: np.zeros_like(values) for name, values in sums.items()}
-        episodes = sums["count"]
+        episodes = sums["ended"]
         with np.errstate(invalid="ignore"):
             members = {
                 "return": sums["total_return"] / episodes,

@@ -43,7 +43,7 @@ class Transition(NamedTuple):
 class Episodes(NamedTuple):
     """Sums over the episodes that ended in a rollout, and its valid steps; all scalars."""
 
-    count: Array  # int32
+    ended: Array  # int32, how many
     total_return: Array  # float32
     total_length: Array  # int32
     steps: Array  # int32, valid ones
@@ -122,9 +122,7 @@ def collect(
 
     def one_step(moving: tuple[PyTree, Batch], keys: tuple[Key, Key]) -> tuple[tuple, tuple]:
         carry, batch = moving
-        action, carry, extras = algo.act(
-            actor, local, carry, batch.obs, batch.is_first, keys[0]
-        )
+        action, carry, extras = algo.act(actor, local, carry, batch.obs, batch.is_first, keys[0])
         following, transition = step(env, keys[1], batch, action)
         ended = following.ended
         episode = (
@@ -147,7 +145,7 @@ def collect(
     )
     ended, returns, lengths = episode
     episodes = Episodes(
-        count=ended.sum(dtype=jnp.int32),
+        ended=ended.sum(dtype=jnp.int32),
         total_return=returns.sum(),
         total_length=lengths.sum(dtype=jnp.int32),
         steps=transition.valid.sum(dtype=jnp.int32),

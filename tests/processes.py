@@ -61,7 +61,7 @@ class World:
             "HOME": str(folder / "home"),
             "NETRC": str(folder / "home" / "netrc"),
             "WANDB_MODE": "disabled",
-            "PYTHONPATH": str(TESTS),
+            "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{TESTS}",
             "TERM": "dumb",
         }
 

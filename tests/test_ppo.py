@@ -83,7 +83,11 @@ def test_the_loss_equals_its_slow_twin(action, clip_value):
     )
     expected = twin_loss(policy, value, batch, continuous, clip_value)
     total, sums = ppo.loss(
-        network, ppo.Config(clip_value=clip_value), hyper(), params, jax.tree.map(jnp.asarray, batch)
+        network,
+        ppo.Config(clip_value=clip_value),
+        hyper(),
+        params,
+        jax.tree.map(jnp.asarray, batch),
     )
     assert 0 < expected["clip_fraction"] < n  # both branches are exercised
     assert float(total) == pytest.approx(expected["loss"], rel=1e-4)
@@ -145,7 +149,7 @@ def test_advantages_are_normalised_by_moments_of_the_whole_minibatch():
         terminated=np.ones_like(rollout.terminated),
     )
     own = {"epochs": 1, "minibatch_size": 2 * 16 * 4, "entropy_coef": 0.0, "value_coef": 0.0}
-    shared, _, _ = updated(shifted, **own)
+    _, _, metrics = updated(shifted, **own)
     # One gradient step on one minibatch: its policy gradient, worked out with NumPy moments.
     start = updated(shifted, **own, learning_rate=0.0)[0].params
     network = networks.make(Config(), EnvSpec("twin", (4,), Discrete(2)))
@@ -162,7 +166,6 @@ def test_advantages_are_normalised_by_moments_of_the_whole_minibatch():
 
     expected = jax.grad(policy_loss)(start)
     norm = np.sqrt(sum(float((g**2).sum()) for g in jax.tree.leaves(expected)))
-    _, _, metrics = updated(shifted, **own)
     assert float(metrics["grad_norm"]) == pytest.approx(norm, rel=1e-3)
 
 
@@ -190,7 +193,7 @@ def test_metrics_that_users_look_for_are_there():
     assert set(history[0]) >= {
         *("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction"),
         *("explained_variance", "grad_norm", "learning_rate", "updates"),
-        *("count", "total_return", "total_length", "steps"),
+        *("ended", "total_return", "total_length", "steps"),
     }
     assert history[0]["entropy"][0] == pytest.approx(np.log(2), abs=0.02)  # a fresh policy
     assert history[0]["learning_rate"][0] == pytest.approx(3e-4)
@@ -223,6 +226,6 @@ def test_minibatches_hold_every_sample_once_an_epoch():
 
 def test_the_runner_reports_what_the_environments_did():
     runner = runner_of(small(devices=2))
-    state, metrics = runner.step(runner.init())
+    _, metrics = runner.step(runner.init())
     assert 0 < metrics["steps"][0] <= 64 * 16
-    assert metrics["total_length"][0] >= metrics["count"][0]
+    assert metrics["total_length"][0] >= metrics["ended"][0]

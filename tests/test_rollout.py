@@ -59,8 +59,8 @@ def test_a_time_limit_truncates_and_keeps_the_true_last_observation():
 def test_episodes_go_on_across_rollouts():
     carry, batch, _, first = collect(Counter(length=3), 2)
     _, _, rolled, second = collect(Counter(length=3), 2, batch=batch, carry=carry)
-    assert int(first.count) == 0
-    assert int(second.count) == 2  # one in each of the two environments
+    assert int(first.ended) == 0
+    assert int(second.ended) == 2  # one in each of the two environments
     assert float(second.total_return) == 2 * (1 + 2 + 3)
     assert int(second.total_length) == 2 * 3
     np.testing.assert_array_equal(rolled.obs[:, 0, 0], [2, 3, 0])
@@ -95,9 +95,7 @@ def test_an_episode_without_end_is_cut():
     def play(actor, carry, obs, is_first, key):
         return algo.play(actor, carry, obs, is_first, key, True)
 
-    _, lengths = rollout.play_episodes(
-        Counter(length=10**6), play, (), (), 2, 7, jax.random.key(0)
-    )
+    _, lengths = rollout.play_episodes(Counter(length=10**6), play, (), (), 2, 7, jax.random.key(0))
     np.testing.assert_array_equal(lengths, [7, 7])
 
 

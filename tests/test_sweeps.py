@@ -138,10 +138,11 @@ def test_a_parameter_that_the_trainer_does_not_know_is_refused(path, command):
 
 def test_the_agent_runs_the_trainer_and_wandb_gets_the_metric(path, tmp_path):
     sweep, values = read(path), draw_all(read(path), random.Random(1))
-    sweep["command"] += [  # short; and Acrobot's first episodes end after 500 steps
-        *("--iterations=2", "--num_seeds=1", "--devices=1", "--num_envs=8", "--rollout_length=256"),
-        *("--algo.minibatch_size=256", "--algo.epochs=1", "--eval_episodes=2", "--log_every=1"),
-        *("--wandb=offline", f"--run_dir={tmp_path / 'run'}"),
+    sweep["command"] += [  # short, but of 100 episodes, which return_100 waits for
+        *("--iterations=2", "--num_seeds=1", "--devices=1", "--num_envs=64"),
+        *("--rollout_length=512", "--algo.minibatch_size=2048", "--algo.epochs=1"),
+        *("--eval_episodes=2", "--log_every=1", "--wandb=offline"),
+        f"--run_dir={tmp_path / 'run'}",
     ]
     process = start(sweep, values)
     try:

@@ -82,7 +82,7 @@ def has_rows(run_dir: Path, count: int) -> bool:
 
 
 def test_a_run_prints_plain_lines_and_nothing_on_standard_error(reference):
-    path, done, *_ = reference
+    _, done, *_ = reference
     assert done.err == ""
     assert "\x1b" not in done.out
     assert "\r" not in done.out
@@ -534,7 +534,7 @@ def test_when_all_members_fail_the_run_stops(world, path):
         (["--env", "CartPole-v2"], "unknown environment 'CartPole-v2'. Did you mean 'CartPole-v1'"),
         (
             ["--env_kwargs.lenght=1"],
-            "environment 'CartPole-v1': got an unexpected keyword argument",
+            "environment 'CartPole-v1': got an unexpected keyword",
         ),
         (["--num_shards", "3"], "num_shards=3 is not a power of two; try 4"),
         (["--learning_rate", "1"], "unknown option --learning_rate; did you mean --algo.learning"),

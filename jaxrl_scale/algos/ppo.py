@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
 
-from jaxrl_scale import networks, normalize, returns
 from jaxrl_scale import config as cfg
+from jaxrl_scale import networks, normalize, returns
 from jaxrl_scale.config import option
 from jaxrl_scale.permute import permutation
 from jaxrl_scale.types import Algorithm, Array, EnvSpec, Key, Metrics, Pool, PyTree, Rollout
@@ -81,6 +81,8 @@ class Hyper(NamedTuple):
 
 
 class Shared(NamedTuple):
+    """What is the same on all shards."""
+
     hyper: Hyper
     params: PyTree
     optimizer: PyTree  # of the flattened parameters [N]
@@ -90,6 +92,8 @@ class Shared(NamedTuple):
 
 
 class Actor(NamedTuple):
+    """What acting reads of `Shared`."""
+
     params: PyTree
     observation: normalize.Statistics
 
@@ -122,9 +126,7 @@ def loss(
 
     value_loss = 0.5 * jnp.square(value - batch.target)
     if config.clip_value:
-        near = batch.value + jnp.clip(
-            value - batch.value, -hyper.clip_epsilon, hyper.clip_epsilon
-        )
+        near = batch.value + jnp.clip(value - batch.value, -hyper.clip_epsilon, hyper.clip_epsilon)
         value_loss = jnp.maximum(value_loss, 0.5 * jnp.square(near - batch.target))
 
     parts = {
@@ -261,15 +263,12 @@ def make(config: cfg.Config, spec: EnvSpec, pool: Pool) -> Algorithm:
 
         # Advantages do not change within an iteration, so the moments of all its minibatches
         # travel together, [epochs, num_minibatches].
-        count, mean, variance = normalize.pooled_moments(
-            pool,
-            *pool.map(
-                lambda samples, order: (samples.advantage[order], samples.valid[order]),
-                samples,
-                orders,
-            ),
-            axes=(2,),
+        advantage, valid = pool.map(
+            lambda samples, order: (samples.advantage[order], samples.valid[order]),
+            samples,
+            orders,
         )
+        count, mean, variance = normalize.pooled_moments(pool, advantage, valid, axes=(2,))
         if not own.normalize_advantages:
             mean, variance = jnp.zeros_like(mean), jnp.ones_like(variance)
         scale = 1 / (jnp.sqrt(variance) + 1e-8)

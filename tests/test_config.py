@@ -1,0 +1,787 @@
+"""Configs and the command line: every field is reachable, every mistake is told in one line."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Literal, get_args, get_origin, get_type_hints
+
+import flax.linen as nn
+import pytest
+
+from jaxrl_scale import algos, config, envs, networks
+from jaxrl_scale.algos import ppo
+from jaxrl_scale.config import Config
+from jaxrl_scale.types import UserError
+
+REPOSITORY = Path(__file__).parents[1]
+DEFAULTS = Config()
+FLAT = config.flatten(DEFAULTS)
+HINTS = get_type_hints(Config) | {f"algo.{k}": v for k, v in get_type_hints(ppo.Config).items()}
+FIELDS = [name for name in FLAT if name not in ("algo", "env_kwargs")]
+
+
+def loaded(*argv):
+    return config.load(argv)[0]
+
+
+def refused(*argv):
+    """What the user is told; one line, always."""
+    with pytest.raises(UserError) as caught:
+        config.load(argv)
+    assert caught.value.status == 2
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Writes a config file into the current directory."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(text, name="mine.py"):
+        (tmp_path / name).write_text(textwrap.dedent(text))
+        return name
+
+    return write
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run directory of a config."""
+
+    def run(config_of_run=DEFAULTS, **changes):
+        data = config.to_json(config_of_run) | changes
+        (tmp_path / "config.json").write_text(json.dumps(data))
+        return str(tmp_path)
+
+    return run
+
+
+# --- every field ----------------------------------------------------------------------------
+
+
+def another(name):
+    """A value that fits, unlike the default, and its text on the command line."""
+    fitting = {
+        "env": "Acrobot-v1",
+        "num_envs": 128,
+        "num_shards": 4,
+        "rollout_length": 256,
+        "algo.minibatch_size": 1024,
+        "algo.gamma": 0.5,
+        "algo.gae_lambda": 0.5,
+        "hidden_sizes": (32, 16),
+    }
+    value, hint = FLAT[name], HINTS[name]
+    if name in fitting:
+        value = fitting[name]
+    elif get_origin(hint) is Literal:
+        value = next(choice for choice in get_args(hint) if choice != value)
+    elif hint is bool:
+        value = not value
+    elif hint is int or int in get_args(hint):
+        value = (value or 0) + 1
+    elif hint is float or float in get_args(hint):
+        value = (value or 0.0) + 0.25
+    else:
+        value = "another"
+    text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return value, text
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_every_field_can_be_set_on_the_command_line(name):
+    value, text = another(name)
+    assert value != FLAT[name]
+    for argv in ([f"--{name}={text}"], [f"--{name}", text]):
+        assert config.flatten(loaded(*argv)) == FLAT | {name: value}
+        assert type(config.flatten(loaded(*argv))[name]) is type(value)
+
+
+def test_help_explains_every_field_and_shows_its_default(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "1000")
+    with pytest.raises(SystemExit) as end:
+        config.load(["--help"])
+    assert end.value.code == 0
+    lines = capsys.readouterr().out.replace("[=BOOL]", "=BOOL").splitlines()
+    for name in FIELDS:
+        start = next(i for i, line in enumerate(lines) if line.startswith(f"  --{name}="))
+        text = " ".join(lines[start : start + 2]).split("  --")[1].strip()
+        explained, default = text.rsplit("[", 1)
+        assert len(explained.split()) > 1, name
+        assert loaded(f"--{name}={default.rstrip(']')}") == DEFAULTS, name
+
+
+def test_help_shows_the_config_files_defaults(write, capsys):
+    file = write(
+        """
+        from jaxrl_scale import Config
+        def get_config(): return Config(num_envs=4096, env_kwargs={"gravity": 5.5})
+        """
+    )
+    with pytest.raises(SystemExit):
+        config.load(["--config", file, "--help"])
+    out = " ".join(capsys.readouterr().out.split())
+    assert "environments of one agent, over all devices [4096]" in out
+    assert "[gravity=5.5]" in out
+
+
+def test_the_last_of_two_wins():
+    assert loaded("--seed=1", "--seed=2").seed == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("1e3", 1000), ("1_000", 1000), ("1000.0", 1000), (" 8 ", 8)]
+)
+def test_whole_numbers_may_be_written_in_several_ways(text, value):
+    found = loaded(f"--log_every={text}").log_every
+    assert found == value
+    assert type(found) is int
+
+
+def test_a_whole_number_keeps_every_digit():
+    assert loaded("--total_steps=1_000_000_000_001").total_steps == 1_000_000_000_001
+
+
+@pytest.mark.parametrize(
+    ("argv", "value"),
+    [
+        (["--shared_torso"], True),
+        (["--shared_torso", "--seed=1"], True),
+        (["--shared_torso=True"], True),
+        (["--shared_torso", "1"], True),
+        (["--shared_torso=false"], False),
+        (["--shared_torso=0"], False),
+    ],
+)
+def test_a_bool_is_a_flag_or_takes_a_value(argv, value):
+    assert loaded(*argv).shared_torso is value
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("32", (32,)),
+        ("32,", (32,)),
+        ("64,32", (64, 32)),
+        ("(64, 32)", (64, 32)),
+        ("[64,32]", (64, 32)),
+        ("()", ()),
+    ],
+)
+def test_hidden_sizes_are_written_with_commas(text, value):
+    assert loaded(f"--hidden_sizes={text}").hidden_sizes == value
+
+
+def test_none_clears_an_optional_field(write):
+    file = write(
+        """
+        from jaxrl_scale import Config
+        def get_config(): return Config(iterations=3, target_return=5, devices=1, run_dir="x")
+        """
+    )
+    cleared = ("iterations", "target_return", "devices", "run_dir")
+    found = loaded(f"--config={file}", *(f"--{name}=none" for name in cleared))
+    assert [getattr(found, name) for name in cleared] == [None] * 4
+
+
+def test_negative_numbers_need_no_equals_sign():
+    assert loaded("--target_return", "-100").target_return == -100.0
+
+
+def test_total_steps_replaces_the_config_files_iterations(write):
+    file = write(
+        """
+        from jaxrl_scale import Config
+        def get_config(): return Config(iterations=3)
+        """
+    )
+    assert loaded("--config", file).num_iterations == 3
+    assert loaded("--config", file, "--total_steps=8193").num_iterations == 2
+    both = loaded("--config", file, "--total_steps=8193", "--iterations=7")
+    assert both.num_iterations == 7
+
+
+def test_the_run_is_called_after_its_config_file_or_its_environment(write):
+    file = write("from jaxrl_scale import Config as get_config", "short.py")
+    assert config.load(["--config", file])[1:] == ("short", None)
+    assert config.load(["--env=some.module:Class"])[1:] == ("Class", None)
+
+
+def test_a_config_survives_its_json():
+    changed = config.flatten(loaded(*(f"--{name}={another(name)[1]}" for name in FIELDS)))
+    assert changed != FLAT
+    there = json.loads(
+        json.dumps(config.to_json(loaded(*(f"--{n}={another(n)[1]}" for n in FIELDS))))
+    )
+    assert config.flatten(config.from_json(there)) == changed
+
+
+# --- unknown and unreadable -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--nun_envs=8"], "unknown option --nun_envs; did you mean --num_envs?"),
+        (["--num-envs=8"], "unknown option --num-envs; did you mean --num_envs?"),
+        (
+            ["--learning_rate=1"],
+            "unknown option --learning_rate; did you mean --algo.learning_rate?",
+        ),
+        (["--batch_size", "8"], "unknown option --batch_size; did you mean --algo.minibatch_size?"),
+        (["--conf=x.py"], "unknown option --conf; did you mean --config?"),
+        (["--zzz"], "unknown option --zzz; --help lists the options"),
+        (["-n", "3"], "unknown option -n; --help lists the options"),
+        (["--env_kwargs=3"], "unknown option --env_kwargs; did you mean --env_kwargs.NAME?"),
+        (["--env_kwargs.=3"], "unknown option --env_kwargs.; did you mean --env_kwargs.NAME?"),
+        (
+            ["num_envs=8"],
+            "unexpected argument 'num_envs=8': options are written --name=value; "
+            "did you mean --num_envs?",
+        ),
+        (
+            ["--num_envs=64", "128"],
+            "unexpected argument '128': options are written --name=value; --help lists the options",
+        ),
+        (["--num_envs"], "--num_envs needs a value; write --num_envs=VALUE"),
+        (["--num_envs", "--seed=1"], "--num_envs needs a value; write --num_envs=VALUE"),
+        (["--config"], "--config needs a value; write --config=VALUE"),
+        (["--env_kwargs.gravity"], "--env_kwargs.gravity needs a value; write "),
+        (["--algo=pp0"], "algorithm 'pp0' does not exist (there are: ppo); did you mean ppo?"),
+        (["--algo=PPO"], "algorithm 'PPO' does not exist (there are: ppo); did you mean ppo?"),
+        (["--algo="], "algorithm '' does not exist (there are: ppo)"),
+    ],
+)
+def test_an_argument_that_does_not_exist_is_refused_with_the_nearest(argv, said):
+    assert refused(*argv).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        *(
+            (f"--num_envs={text}", f"--num_envs={text} should be a whole number")
+            for text in (
+                "many",
+                "",
+                "1.5",
+                "nan",
+                "inf",
+                "1e400",
+                "none",
+                "true",
+                "0x10",
+            )
+        ),
+        ("--num_envs=8\n9", "--num_envs=8 9 should be a whole number"),
+        ("--iterations=few", "--iterations=few should be a whole number or none"),
+        ("--algo.learning_rate=fast", "--algo.learning_rate=fast should be a number"),
+        ("--algo.learning_rate=none", "--algo.learning_rate=none should be a number"),
+        ("--algo.target_kl=x", "--algo.target_kl=x should be a number or none"),
+        ("--shared_torso=maybe", "--shared_torso=maybe should be true or false"),
+        ("--shared_torso=", "--shared_torso= should be true or false"),
+        ("--hidden_sizes=a,b", "--hidden_sizes=a,b should be whole numbers separated by commas"),
+        ("--hidden_sizes=", "--hidden_sizes= should be whole numbers separated by commas"),
+        (
+            "--hidden_sizes=64,,64",
+            "--hidden_sizes=64,,64 should be whole numbers separated by comm",
+        ),
+        (
+            "--activation=thnh",
+            "--activation=thnh should be one of tanh, relu, silu, gelu; did you mean tanh?",
+        ),
+        ("--wandb=of", "--wandb=of should be one of auto, online, offline, disabled"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused(argv, said):
+    assert refused(argv).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--num_envs=-8"], "num_envs=-8 should be at least 1"),
+        (["--num_envs=0"], "num_envs=0 should be at least 1"),
+        (["--seed=-1"], "seed=-1 should be at least 0"),
+        (["--devices=0"], "devices=0 should be at least 1"),
+        (["--iterations=0"], "iterations=0 should be at least 1"),
+        (["--hidden_sizes=64,0"], "hidden_sizes=(64, 0) should be at least 1"),
+        (["--algo.learning_rate=-1e-3"], "algo.learning_rate=-0.001 should be at least 0"),
+        (["--algo.gamma=1.01"], "algo.gamma=1.01 should be at most 1"),
+        *(
+            ([f"--{name}={text}"], f"{name}={text} should be a finite number")
+            for name in ("algo.learning_rate", "algo.target_kl", "target_return")
+            for text in ("nan", "inf", "-inf")
+        ),
+    ],
+)
+def test_a_number_out_of_bounds_is_refused(argv, said):
+    assert refused(*argv) == said
+
+
+# --- sizes ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--num_shards=6"], "num_shards=6 is not a power of two; try num_shards=8"),
+        (["--num_envs=100"], "num_envs=100 does not divide by num_shards=8; try num_envs=104"),
+        (["--num_envs=4"], "num_envs=4 does not divide by num_shards=8; try num_envs=8"),
+        (
+            ["--devices=3"],
+            "devices=3 divides neither num_shards=8 nor num_seeds=1; try devices=2",
+        ),
+        (
+            ["--devices=7", "--num_seeds=12"],
+            "devices=7 divides neither num_shards=8 nor num_seeds=12; try devices=6",
+        ),
+        (
+            ["--algo.minibatch_size=1001"],
+            "algo.minibatch_size=1001 does not divide by num_shards=8; "
+            "try algo.minibatch_size=1000",
+        ),
+        (
+            ["--algo.minibatch_size=1000"],
+            "algo.minibatch_size=1000 does not divide an iteration of num_envs * rollout_length "
+            "= 64 * 128 = 8192 steps; try algo.minibatch_size=1024",
+        ),
+        (
+            ["--rollout_length=3", "--num_envs=8"],
+            "algo.minibatch_size=2048 does not divide an iteration of num_envs * rollout_length "
+            "= 8 * 3 = 24 steps; try algo.minibatch_size=24",
+        ),
+        (
+            ["--seed=2147483647", "--num_seeds=2"],
+            "seed=2147483647 and num_seeds=2: the last seed is 2147483648, which should be at "
+            "most 2147483647",
+        ),
+        (
+            ["--num_envs=" + "9" * 400],
+            f"num_envs={'9' * 400} does not divide by num_shards=8; try num_envs=1{'0' * 400}",
+        ),
+        (
+            ["--num_envs=1e18"],
+            "num_envs * rollout_length = 1000000000000000000 * 128 = 128000000000000000000 steps "
+            "in an iteration should be at most 2147483647",
+        ),
+        (
+            ["--total_steps=1e18"],
+            "total_steps=1000000000000000000 makes 122070312500000 iterations of 8192 steps; "
+            "there should be at most 2147483647",
+        ),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused_with_what_would(argv, said):
+    assert refused(*argv) == said
+    for _ in range(3):  # one size follows from another, so the advice may come in steps
+        if "; try " not in said:
+            return
+        argv = [*argv, "--" + said.split("; try ")[1]]
+        try:
+            said = ""
+            loaded(*argv)
+        except UserError as error:
+            said = str(error)
+    assert not said
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4, 8])
+def test_devices_may_divide_the_shards(devices):
+    assert loaded(f"--devices={devices}").devices == devices
+
+
+def test_devices_may_divide_the_seeds_instead():
+    assert loaded("--devices=6", "--num_seeds=12").devices == 6
+
+
+def test_the_minibatch_that_is_proposed_is_the_nearest_that_fits():
+    base = DEFAULTS.replace(num_envs=24, num_shards=4, rollout_length=30)  # 720 steps
+    fitting = [d for d in range(1, 721) if 720 % d == 0 and d % 4 == 0]
+    for size in range(4, 1000, 4):
+        if size in fitting:
+            config.check_minibatches(base, size)
+            continue
+        with pytest.raises(UserError) as caught:
+            config.check_minibatches(base, size)
+        proposed = int(str(caught.value).split("=")[-1])
+        assert proposed in fitting
+        assert abs(proposed - size) == min(abs(d - size) for d in fitting)
+
+
+def test_the_largest_divisor_is_not_above_the_limit():
+    assert [config.largest_divisor(12, limit) for limit in (1, 5, 6, 11, 12, 99)] == [
+        *(1, 4, 6, 6, 12, 12)
+    ]
+
+
+def test_a_huge_iteration_is_refused_at_once():
+    assert refused("--num_envs=1048576", "--rollout_length=2047", "--algo.minibatch_size=4104")
+
+
+# --- environments and networks --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("argv", "kwargs"),
+    [
+        (["--env_kwargs.gravity=9.8"], {"gravity": 9.8}),
+        (["--env_kwargs.gravity", "-1.5"], {"gravity": -1.5}),
+        (["--env_kwargs.a=1", "--env_kwargs.b=two"], {"a": 1, "b": "two"}),
+        (["--env_kwargs.a=True", "--env_kwargs.b=none"], {"a": True, "b": None}),
+        (["--env_kwargs.a=[1, 2]", "--env_kwargs.b=1e3"], {"a": [1, 2], "b": 1000.0}),
+        (["--env_kwargs.a=semi-implicit euler"], {"a": "semi-implicit euler"}),
+        (["--env_kwargs.a="], {"a": ""}),
+    ],
+)
+def test_parameters_of_the_environment_are_numbers_words_or_texts(argv, kwargs):
+    found = loaded(*argv).env_kwargs
+    assert found == kwargs
+    assert [type(v) for v in found.values()] == [type(v) for v in kwargs.values()]
+
+
+def test_parameters_add_to_the_config_files_and_go_with_its_environment(write):
+    file = write(
+        """
+        from jaxrl_scale import Config
+        def get_config(): return Config(env_kwargs={"gravity": 5.0, "length": 1.0})
+        """
+    )
+    assert loaded("--config", file, "--env_kwargs.gravity=6").env_kwargs == {
+        "gravity": 6,
+        "length": 1.0,
+    }
+    assert loaded("--config", file, "--env=CartPole-v1").env_kwargs == {
+        "gravity": 5.0,
+        "length": 1.0,
+    }
+    assert loaded("--config", file, "--env=Acrobot-v1").env_kwargs == {}
+
+
+def test_a_parameter_that_json_does_not_know_is_refused():
+    said = "should hold finite numbers, texts and lists: it becomes JSON"
+    assert said in refused("--env_kwargs.gravity=NaN")
+    with pytest.raises(UserError, match=said):
+        config.check(DEFAULTS.replace(env_kwargs={"gravity": object()}))
+    with pytest.raises(UserError, match="should be a dict with texts for keys"):
+        config.check(DEFAULTS.replace(env_kwargs={3: 4}))
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--env=CartPol-v1"], r"Did you mean 'CartPole-v1'\?"),
+        (["--env="], "unknown environment ''"),
+        (["--env_kwargs.g=9.8"], "'g'; its parameters: gravity, "),
+        (["--env_kwargs.gravity=heavy"], "env_kwargs.gravity='heavy' should be a number"),
+        (["--env_kwargs.sutton_barto_reward=1"], "sutton_barto_reward=1 should be true or false"),
+        (
+            ["--env_kwargs.kinematics_integrator=rk4"],
+            "is 'euler' or 'semi-implicit euler', not 'rk4'",
+        ),
+        (["--env=no_such_module:Env"], "there is no module 'no_such_module'"),
+        (["--env=jaxrl_scale.envs.cartpole:CartPool"], "did you mean 'CartPole'"),
+        (["--env=jaxrl_scale.types:Box", "--env_kwargs.lo=1"], "its parameters: low, high, shape"),
+        (["--env=jaxrl_scale.config:Config"], "has no spec and no reset and no step"),
+        (["--env=:Env"], "Empty module name"),
+    ],
+)
+def test_an_environment_that_does_not_exist_is_refused(argv, said):
+    with pytest.raises(UserError, match=said) as caught:
+        config.make_env(loaded(*argv))
+    assert "\n" not in str(caught.value)
+
+
+def test_an_environment_is_made_with_its_parameters():
+    env = config.make_env(loaded("--env_kwargs.gravity=5", "--env_kwargs.length=1.5"))
+    assert (env.gravity, env.length) == (5, 1.5)
+
+
+class WrongShape(nn.Module):
+    """Returns three policies' worth of outputs and a value that kept its last axis."""
+
+    policy_size: int
+
+    @nn.compact
+    def __call__(self, obs):
+        return nn.Dense(3 * self.policy_size)(obs), nn.Dense(1)(obs)
+
+
+@pytest.mark.parametrize(
+    ("network", "said"),
+    [
+        ("mpl", r"network 'mpl' does not exist; did you mean mlp\?"),
+        ("cnn", "network 'cnn' needs images"),
+        ("no_such_module:Net", "network no_such_module:Net cannot be imported"),
+        ("jaxrl_scale.networks:Actor", "network jaxrl_scale.networks:Actor cannot be imported"),
+        (f"{__name__}:WrongShape", r"returns shapes \(\(2, 6\), \(2, 1\)\) for 2 observations"),
+    ],
+)
+def test_a_network_that_does_not_fit_is_refused(network, said):
+    chosen = loaded(f"--network={network}")
+    spec = envs.make(chosen.env).spec
+    with pytest.raises(UserError, match=said) as caught:
+        networks.check(networks.make(chosen, spec), spec, network)
+    assert "\n" not in str(caught.value)
+
+
+# --- config files ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "file", sorted((REPOSITORY / "configs").glob("*.py")), ids=lambda f: f.stem
+)
+def test_the_repositorys_configs_are_whole(file):
+    config.make_env(loaded("--config", str(file)))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x = 1", "has no function get_config()"),
+        ("get_config = 3", "has no function get_config()"),
+        ("def get_config(:\n    pass", ", line 1: SyntaxError: invalid syntax"),
+        (
+            "\nimport no_such_module",
+            ", line 2: ModuleNotFoundError: No module named 'no_such_module'",
+        ),
+        (
+            "def get_config():\n    return {}",
+            "get_config() returned dict, it should return a jaxrl",
+        ),
+        ("def get_config(): pass", "get_config() returned NoneType, it should return a jaxrl"),
+        (
+            "from jaxrl_scale import Config\ndef get_config():\n    return Config",
+            "get_config() returned Config, it should",
+        ),
+        ("def get_config():\n    return {}['x']", ", line 2: KeyError: 'x'"),
+        ("def get_config(size): pass", ": TypeError: get_config() missing 1 required"),
+        (
+            "from jaxrl_scale import Config\ndef get_config():\n    return Config(num_env=3)",
+            ", line 3: Config.__init__() got an unexpected keyword argument 'num_env'; "
+            "did you mean num_envs?",
+        ),
+        (
+            "from jaxrl_scale.algos import ppo\ndef get_config():\n    return ppo.Config(gama=1)",
+            "'gama'; did you mean gamma?",
+        ),
+        (
+            "from jaxrl_scale import Config\ndef get_config():\n    return Config(gamma=1)",
+            "'gamma'; it is a field of the algorithm's Config",
+        ),
+        (
+            "from jaxrl_scale.algos import ppo\ndef get_config():\n    return ppo.Config(seed=1)",
+            "'seed'; it is a field of jaxrl_scale.Config",
+        ),
+        ("from jaxrl_scale import algos\nalgos.get('dqn0')", ": algorithm 'dqn0' does not exist"),
+    ],
+)
+def test_a_config_file_that_is_wrong_is_refused_with_its_line(text, said, write):
+    message = refused("--config", write(text))
+    assert message.startswith("config file mine.py")
+    assert said in message
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ("algo='ppo'", "algo='ppo' should be an algorithm's own Config, such as jaxrl_scale.algos"),
+        ("algo=ppo.Config", "algo=Config should be an algorithm's own Config"),
+        ("num_envs='64'", "num_envs='64' should be a whole number"),
+        ("num_envs=64.0", "num_envs=64.0 should be a whole number"),
+        ("num_envs=True", "num_envs=True should be a whole number"),
+        ("num_envs=None", "num_envs=None should be a whole number"),
+        ("shared_torso=1", "shared_torso=1 should be true or false"),
+        ("target_return=True", "target_return=True should be a number or none"),
+        ("hidden_sizes=[64]", "hidden_sizes=[64] should be whole numbers separated by commas, in"),
+        ("hidden_sizes=(64, 'a')", "hidden_sizes=(64, 'a') should be whole numbers"),
+        ("activation='rely'", "activation='rely' should be one of tanh, relu, silu, gelu; did you"),
+        ("activation=['relu']", "activation=['relu'] should be one of tanh, relu, silu, gelu"),
+        ("env=3", "env=3 should be a text"),
+        ("env_kwargs=None", "env_kwargs=None should be a dict with texts for keys"),
+        ("algo=ppo.Config(epochs=0.5)", "algo.epochs=0.5 should be a whole number"),
+    ],
+)
+def test_a_config_file_with_a_wrong_value_is_refused(fields, said, write):
+    file = write(
+        f"""
+        from jaxrl_scale import Config
+        from jaxrl_scale.algos import ppo
+        def get_config(): return Config({fields})
+        """
+    )
+    assert refused("--config", file).startswith(said)
+
+
+def test_a_config_file_that_does_not_exist_is_refused_with_the_nearest(write):
+    write("", "acrobot.py")
+    said = refused("--config=acrobat.py")
+    assert said == "config file acrobat.py does not exist; did you mean acrobot.py?"
+    assert refused("--config=.") == "config file . is a directory; give one of its Python files"
+    assert "is a directory" in refused("--config=")
+
+
+def test_another_algorithm_has_its_own_defaults_and_the_same_keeps_the_files(write):
+    file = write(
+        """
+        from jaxrl_scale import Config
+        from jaxrl_scale.algos import ppo
+        def get_config(): return Config(algo=ppo.Config(learning_rate=7.0))
+        """
+    )
+    assert loaded("--config", file, "--algo=ppo").algo.learning_rate == 7.0
+
+
+# --- resuming -------------------------------------------------------------------------------
+
+
+def test_a_resumed_run_has_the_config_that_it_began_with(run):
+    began = loaded("--num_envs=128", "--hidden_sizes=32", "--env_kwargs.gravity=5")
+    path = run(began)
+    assert config.load(["--resume", path]) == (began, "CartPole-v1", path)
+
+
+def test_what_the_result_does_not_depend_on_may_change_on_resume(run):
+    path = run()
+    found = loaded("--resume", path, "--devices=2", "--wandb=disabled", "--num_envs=64")
+    assert (found.devices, found.wandb, found.num_envs) == (2, "disabled", 64)
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ("--num_envs=128", "--num_envs cannot change on --resume: the run has num_envs=64; what"),
+        (
+            "--algo.gamma=0.9",
+            "--algo.gamma cannot change on --resume: the run has algo.gamma=0.99;",
+        ),
+        (
+            "--env_kwargs.gravity=9",
+            "--env_kwargs cannot change on --resume: the run has env_kwargs=n",
+        ),
+        (
+            "--iterations=3",
+            "--iterations cannot change on --resume: the run has iterations=none, on ",
+        ),
+        (
+            "--total_steps=2e6",
+            "--total_steps cannot change on --resume: the run has total_steps=1_000_000, on which "
+            "its schedule depends; what can change: target_return, devices, ",
+        ),
+        ("--seed=x", "--seed=x should be a whole number"),
+        ("--devices=3", "devices=3 divides neither"),
+        ("--config=x.py", "--resume takes its config from the run directory; leave --config out"),
+        ("--algo=dqn", "algorithm 'dqn' does not exist"),
+    ],
+)
+def test_what_the_result_depends_on_cannot_change_on_resume(argv, said, run):
+    assert refused("--resume", run(), argv).startswith(said)
+
+
+def test_another_algorithm_is_refused_on_resume(run, monkeypatch):
+    path = run()
+    other = type("Module", (), {"Config": dataclasses.make_dataclass("Config", [])})
+    monkeypatch.setattr(algos, "get", lambda name: ppo if name == "ppo" else other)
+    assert refused("--resume", path, "--algo=other").startswith("--algo cannot change on --resume")
+
+
+def test_a_run_without_schedule_may_be_made_longer(run):
+    path = run(loaded("--algo.lr_schedule=constant"))
+    assert loaded("--resume", path, "--total_steps=2e6").total_steps == 2_000_000
+    assert loaded("--resume", path, "--iterations=7").num_iterations == 7
+
+
+def test_total_steps_cannot_lengthen_a_run_of_fixed_iterations_by_the_back_door(run):
+    said = refused("--resume", run(loaded("--iterations=10")), "--total_steps=1_000_000")
+    assert said.startswith("--iterations cannot change on --resume: the run has iterations=10")
+
+
+def test_a_run_directory_that_is_none_is_refused(run, tmp_path):
+    assert refused("--resume", str(tmp_path)) == (
+        f"{tmp_path} is no run directory: it has no config.json"
+    )
+    near = tmp_path / "acrobot-1"
+    near.mkdir()
+    assert refused("--resume", str(tmp_path / "acrobat-1")) == (
+        f"run directory {tmp_path / 'acrobat-1'} does not exist; did you mean {near}?"
+    )
+    assert refused("--resume", str(tmp_path / "a" / "b")).endswith("b does not exist")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "3", "{", "{}", '{"algo": 3}', '{"algo": {"name": 3}}'])
+def test_a_damaged_config_of_a_run_is_refused(text, tmp_path):
+    (tmp_path / "config.json").write_text(text)
+    assert refused("--resume", str(tmp_path)).startswith(f"{tmp_path / 'config.json'} is damaged: ")
+
+
+def test_the_config_of_another_version_is_refused(run, tmp_path):
+    assert refused("--resume", run(colour="red")) == (
+        f"{tmp_path / 'config.json'} has a field 'colour' that this version of jaxrl_scale does "
+        "not know"
+    )
+
+
+# --- the command ----------------------------------------------------------------------------
+
+
+def command(*argv, folder=REPOSITORY):
+    return subprocess.run(
+        [sys.executable, "-m", "jaxrl_scale.train", *argv],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        timeout=120,
+    )
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--config=configs/acrobat.py"], "did you mean configs/acrobot.py?"),
+        (
+            ["--config=configs/acrobot.py", "--learning_rate=1"],
+            "did you mean --algo.learning_rate?",
+        ),
+        (["--num_envs=100"], "try num_envs=104"),
+        (["--env=CartPol-v1"], "Did you mean 'CartPole-v1'?"),
+        (["--network=tests.test_config:WrongShape"], "returns shapes ((2, 6), (2, 1))"),
+    ],
+)
+def test_the_command_tells_a_mistake_in_one_line_and_exits_with_2(argv, said):
+    done = command(*argv)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: ")
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+HEAVY = ("wandb", "orbax", "gymnax", "gymnasium", "tensorboardX", "scipy", "matplotlib", "imageio")
+
+
+def test_help_goes_to_stdout_and_loads_no_heavy_library():
+    code = f"""
+import sys
+from jaxrl_scale import train
+try:
+    train.main(["--help"])
+finally:
+    print([name for name in {HEAVY} if name in sys.modules], file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "[]\n")
+    assert done.stdout.startswith("usage: python -m jaxrl_scale.train ")
+    assert "exit status:" in done.stdout
+
+
+def test_jax_starts_no_backend_before_the_devices_are_set():
+    code = """
+from jax._src import xla_bridge
+from jaxrl_scale import config
+config.make_env(config.load(["--config=configs/acrobot.py"])[0])
+assert not xla_bridge.backends_are_initialized()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=REPOSITORY, timeout=120)
