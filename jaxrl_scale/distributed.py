@@ -282,9 +282,10 @@ class Placement:
     ) -> Any:
         """``f``, which sees one device's part, compiled for all devices.
 
-        ``once``: it will run only once, so that optimising it does not pay. ``args`` are placed arrays or `jax.ShapeDtypeStruct` with the leading device axis. On
-        CPUs a call must have ended before the next begins: XLA's in-process collectives
-        deadlock when calls queue up (seen with jax 0.10.2).
+        ``args`` are placed arrays or `jax.ShapeDtypeStruct` with the leading device axis.
+        ``once``: it will run only once, so that optimising it does not pay. On CPUs a call
+        must have ended before the next begins: XLA's in-process collectives deadlock when
+        calls queue up (seen with jax 0.10.2).
         """
         options = {"xla_backend_optimization_level": "0"} if once else None
         return self._mapped(f, donate).lower(*args).compile(compiler_options=options)
