@@ -140,6 +140,12 @@ def check(config: Config) -> None:
     _check_algo(config.algo)
     _check_fields(config, "")
     _check_fields(config.algo, "algo.")
+    for name in ("env", "network"):
+        if not all(getattr(config, name).split(":")):
+            raise UserError(
+                f"{name}={getattr(config, name)!r} should be a name, "
+                "or two with a colon between them, such as my_package.my_module:MyClass"
+            )
     if config.seed + config.num_seeds - 1 > _INT32:
         raise UserError(
             f"seed={config.seed} and num_seeds={config.num_seeds}: the last seed is "
@@ -220,7 +226,9 @@ def _check_fields(config: Any, prefix: str) -> None:
             continue
         value, hint, name = getattr(config, f.name), hints[f.name], prefix + f.name
         if not _has_type(value, hint):
-            raise UserError(f"{name}={value!r} should be {_type_name(hint)}{_nearest(value, hint)}")
+            raise UserError(
+                f"{name}={value!r} should be {_type_name(hint)}{_nearest_choice(value, hint)}"
+            )
         if isinstance(value, dict) and not _is_plain(value):
             raise UserError(
                 f"{name}={value!r} should hold finite numbers, texts and lists: it becomes JSON"
@@ -266,7 +274,7 @@ def _type_name(hint: Any) -> str:
     return "none" if hint is type(None) else names.get(hint, str(hint))
 
 
-def _nearest(value: Any, hint: Any) -> str:
+def _nearest_choice(value: Any, hint: Any) -> str:
     """What `nearest` says where ``hint`` has choices."""
     if typing.get_origin(hint) is Literal and isinstance(value, str):
         return nearest(value, typing.get_args(hint))
@@ -507,7 +515,7 @@ def _convert(name: str, text: str, hint: Any) -> Any:
         return _parse(text, hint)
     except ValueError:
         raise UserError(
-            f"--{name}={_one_line(text)} should be {_type_name(hint)}{_nearest(text, hint)}"
+            f"--{name}={_one_line(text)} should be {_type_name(hint)}{_nearest_choice(text, hint)}"
         ) from None
 
 
