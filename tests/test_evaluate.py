@@ -1,0 +1,303 @@
+"""Evaluation of a trained run: the command, the Python API, and the statistics."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from processes import PATIENCE, SMALL, World, summary, well
+from scipy import stats
+
+from jaxrl_scale import config as cfg
+from jaxrl_scale import distributed, evaluate, load
+from jaxrl_scale.config import Config
+from jaxrl_scale.runner import Runner
+from jaxrl_scale.types import UserError
+
+EPISODES = str(SMALL["eval_episodes"])
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    cache = tmp_path_factory.getbasetemp() / "compiled"
+    return World(tmp_path_factory.mktemp("world"), cache)
+
+
+@pytest.fixture(scope="module")
+def run(world):
+    """A short run, as in test_train.py: the program is in the cache then."""
+    path = world.folder / "trained"
+    world.train_well(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def agent(run):
+    return load(run)
+
+
+def command(run, *more, capfd):
+    """The command in this process: exit status and what it printed."""
+    status = evaluate.main([str(run), *map(str, more)])
+    return status, *capfd.readouterr()
+
+
+def in_json(run, *more, capfd):
+    status, out, err = command(run, "--json", *more, capfd=capfd)
+    assert (status, err) == (0, "")
+    return json.loads(out)
+
+
+# --- the command ----------------------------------------------------------------------------
+
+
+def test_the_command_repeats_the_runs_own_evaluation_to_the_last_digit(world, run):
+    arguments = [run, "--episodes", EPISODES, "--json"]
+    done = well(world.run(*arguments, module="jaxrl_scale.evaluate"))
+    result = json.loads(done.out)
+    own = summary(run)["evaluation"]
+    assert {name: result[name] for name in own} == own
+    assert (result["env"], result["where"]) == ("CartPole-v1", "jaxrl_scale")
+    assert (result["greedy"], result["members"]) == (True, [0])
+    assert result["iteration"] == SMALL["iterations"]
+    assert result["standard_error"] > 0
+
+
+def test_the_command_in_gymnasium_prints_one_line_and_no_warning(world, run):
+    arguments = [run, "--episodes", "4", "--gymnasium"]
+    done = well(world.run(*arguments, module="jaxrl_scale.evaluate"))
+    pattern = (
+        r"CartPole-v1 in real Gymnasium, greedy, iteration 24: mean return [\d.]+ ± [\d.]+ "
+        r"\(standard error\) over 4 episodes of 1 seed\(s\)\n"
+    )
+    assert re.fullmatch(pattern, done.out)
+
+
+def test_sampled_and_greedy_play_differ_and_each_repeats_itself(run, capfd):
+    greedy = in_json(run, "--episodes", 32, capfd=capfd)
+    sampled = [in_json(run, "--episodes", 32, "--sampled", capfd=capfd) for _ in range(2)]
+    assert sampled[0] == sampled[1]
+    assert sampled[0]["greedy"] is False
+    assert sampled[0]["mean"] < greedy["mean"] - 5  # hardly trained: its samples are noise
+
+
+def test_the_best_checkpoint_can_be_chosen(run, world, capfd):
+    copy = world.folder / "best"
+    shutil.copytree(run, copy)
+    records = {}
+    for path in (copy / "checkpoints").iterdir():
+        records[int(path.name)] = json.loads((path / "_CHECKPOINT_METADATA").read_bytes())
+    scores = {k: record["custom_metadata"]["score"] or -1 for k, record in records.items()}
+    best = max(scores, key=lambda k: (scores[k], k))
+    assert in_json(copy, "--episodes", 1, "--checkpoint=best", capfd=capfd)["iteration"] == best
+    assert in_json(copy, "--episodes", 1, capfd=capfd)["iteration"] == 24
+
+
+def test_an_evaluation_takes_no_lock_and_changes_nothing(run, capfd):
+    def snapshot():
+        return {p: p.stat().st_mtime_ns for p in run.rglob("*")}
+
+    before = snapshot()
+    code = f"import fcntl, sys; f = open({str(run / '.lock')!r}); fcntl.flock(f, fcntl.LOCK_EX); "
+    code += "print('locked', flush=True); sys.stdin.read()"  # as a run that is still training
+    ends = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], **ends) as other:
+        assert other.stdout.readline() == b"locked\n"
+        in_json(run, "--episodes", 2, capfd=capfd)
+    assert snapshot() == before
+
+
+def test_a_video_shows_the_episode(run, tmp_path, capfd):
+    from PIL import Image
+
+    file = tmp_path / "out.gif"
+    status, out, err = command(run, "--episodes", 1, "--video", file, capfd=capfd)
+    assert (status, err) == (0, "")
+    frames = int(re.search(rf"wrote {file} \((\d+) frames\)", out)[1])
+    with Image.open(file) as image:
+        assert image.format == "GIF"
+        assert image.width > 100
+        shown = image.n_frames
+    assert 9 < shown <= frames <= 501
+
+
+@pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="needs ffmpeg")
+def test_a_video_can_be_an_mp4(run, tmp_path, capfd):
+    file = tmp_path / "out.mp4"
+    assert command(run, "--episodes", 1, "--video", file, capfd=capfd)[0] == 0
+    assert file.read_bytes()[4:8] == b"ftyp"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--episodes", "0"], "--episodes=0 should be at least 1"),
+        (["--episodes", "x"], "argument --episodes: invalid int value: 'x'"),
+        (["--episods", "3"], "unrecognized arguments: --episods 3"),
+        (["--members", "0,1"], "--members=0,1: the run has members 0 to 0"),
+        (["--members", "a"], "--members=a should be whole numbers separated by commas"),
+        (["--checkpoint", "worst"], "argument --checkpoint: invalid choice: 'worst'"),
+        (["--video", "out.avi"], "video out.avi should end in .gif or .mp4"),
+        (["--video", "out.mp4"], "out.mp4: mp4 needs the ffmpeg command; install it or write"),
+        (["--video", "no/out.gif"], "cannot write no/out.gif: no is no folder that can be written"),
+    ],
+    ids=lambda x: "=".join(x) if isinstance(x, list) else "",
+)
+def test_a_mistake_is_told_in_one_line(run, arguments, message, capfd, monkeypatch):
+    monkeypatch.setenv("PATH", "")  # no ffmpeg
+    status, out, err = command(run, *arguments, capfd=capfd)
+    assert (status, out) == (2, "")
+    assert err.startswith(f"error: {message}"), err
+    assert err.count("\n") == 1
+
+
+def test_a_folder_that_is_no_run_or_has_no_checkpoint_is_told(run, tmp_path, capfd):
+    status, _, err = command(tmp_path, capfd=capfd)
+    wanted = f"error: {tmp_path} is no run directory: it has no config.json\n"
+    assert (status, err) == (2, wanted)
+    shutil.copy(run / "config.json", tmp_path)
+    status, _, err = command(tmp_path, capfd=capfd)
+    assert (status, err) == (2, f"error: {tmp_path} has no checkpoint yet\n")
+    assert evaluate.main([]) == 2
+    assert capfd.readouterr().err.count("\n") == 1
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_played(run, world, capfd):
+    copy = world.folder / "damaged"
+    shutil.copytree(run, copy)
+    (copy / "checkpoints" / "24" / "_CHECKPOINT_METADATA").write_text("{")
+    status, out, err = command(copy, "--json", "--episodes", 1, capfd=capfd)
+    assert status == 0
+    assert json.loads(out)["iteration"] == 22
+    assert f"checkpoint {copy}/checkpoints/24 is damaged and skipped" in err
+
+
+# --- in Python ------------------------------------------------------------------------------
+
+
+def test_three_lines_of_python_act(run):
+    code = """
+import sys
+from jaxrl_scale import load
+agent = load(sys.argv[1])
+print(agent.act([0.0, 0.0, 0.1, 0.5]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, run], capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout in ("0\n", "1\n")
+
+
+def test_one_observation_is_answered_by_one_action_and_a_batch_by_a_batch(agent):
+    batch = np.random.default_rng(0).normal(size=(64, 4))
+    actions = agent.act(batch)
+    assert actions.shape == (64,)
+    assert set(actions) == {0, 1}
+    assert actions.tolist() == [agent.act(obs) for obs in batch[:8]] + actions[8:].tolist()
+    assert agent.act(batch[0]).shape == ()
+    assert agent.act(batch[:1]).shape == (1,)
+
+
+def test_sampled_actions_come_from_the_policy_and_a_reset_repeats_them(agent):
+    obs = np.zeros((2000, 4))
+    agent.reset(seed=3)
+    first = agent.act(obs, greedy=False)
+    assert 0.3 < first.mean() < 0.7  # hardly trained: the policy is near even
+    assert (agent.act(obs, greedy=False) != first).any()
+    agent.reset(seed=3)
+    assert (agent.act(obs, greedy=False) == first).all()
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (5,), (2, 3), (2, 2, 4)])
+def test_an_observation_of_a_wrong_shape_is_told_with_the_right_one(agent, shape):
+    message = rf"shape {re.escape(str(shape))} is none of CartPole-v1; it should be \(4,\), or a b"
+    with pytest.raises(UserError, match=message):
+        agent.act(np.zeros(shape))
+
+
+def test_what_is_no_array_of_numbers_is_no_observation(agent):
+    for wrong in ("left", [1.0, "x", 0.0, 0.0], [[1.0], [1.0, 2.0]]):
+        with pytest.raises(UserError, match="this is no observation of CartPole-v1: "):
+            agent.act(wrong)
+
+
+def test_a_member_that_the_run_does_not_have_cannot_be_loaded(run):
+    with pytest.raises(UserError, match="member=1, but the run has members 0 to 0"):
+        load(run, member=1)
+
+
+def test_continuous_actions_stay_in_their_box():
+    config = Config(env="Pendulum-v1", num_envs=4, num_shards=1, hidden_sizes=(8,))
+    env = cfg.make_env(config)
+    one = distributed.place(config.replace(devices=1), jax.local_devices()[:1])
+    algo = Runner(config, env, one).algo
+    params = algo.actor(algo.init_shared(jax.random.key(0)))
+    actor = jax.tree.map(lambda x: 100 * x[None], params)
+    agent = evaluate.Agent(config, env, algo, actor, iteration=0)
+    obs = np.random.default_rng(0).normal(size=(256, 3))
+    for greedy in (True, False):
+        actions = agent.act(obs, greedy=greedy)
+        assert actions.shape == (256, 1)
+        assert np.abs(actions).max() == 2.0
+    assert agent.act(obs[0]).shape == (1,)
+
+
+def test_a_policy_earns_the_same_in_our_cartpole_and_in_gymnasiums(agent):
+    ours = agent.evaluate(episodes=400, greedy=False)[0]
+    theirs = agent.evaluate_in_gymnasium(episodes=400, greedy=False)[0]
+    spread = np.sqrt(ours.var() / len(ours) + theirs.var() / len(theirs))
+    assert abs(ours.mean() - theirs.mean()) < 3 * spread
+    assert stats.ks_2samp(ours, theirs).pvalue > 0.01
+    assert spread < 2  # else it would prove nothing
+
+
+# --- statistics -----------------------------------------------------------------------------
+
+
+def test_of_one_member_the_sample_is_its_episodes():
+    returns = np.random.default_rng(0).normal(100, 10, size=(1, 400))
+    result = evaluate.summarize(returns)
+    low, high = result["ci95"]
+    assert result["mean"] == pytest.approx(returns.mean())
+    assert low < result["mean"] < high
+    assert high - low == pytest.approx(2 * 1.96 * 10 / 20, rel=0.15)
+    middle = np.sort(returns[0])[100:300]
+    assert result["iqm"] == pytest.approx(middle.mean())
+    assert (result["episodes"], result["per_seed"]) == (400, [pytest.approx(returns.mean())])
+    assert evaluate.summarize(returns) == result, "the bootstrap repeats itself"
+
+
+def test_of_several_members_the_sample_is_their_means():
+    members = np.array([0.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0, 1000.0])
+    returns = members[:, None] + np.array([-1.0, 0.0, 1.0])
+    result = evaluate.summarize(returns)
+    assert result["per_seed"] == members.tolist()
+    assert result["mean"] == members.mean()
+    assert result["iqm"] == 12.5  # of the middle four; the outliers do not count
+    low, high = result["ci95"]
+    assert 0 <= low < 12.5 < high <= 1000
+
+
+def test_a_member_that_failed_is_left_out_and_harms_no_statistic():
+    good = np.random.default_rng(0).normal(size=(4, 16))
+    returns = np.insert(good, 2, np.nan, axis=0)
+    returns = np.insert(returns, 0, 1e9, axis=0)
+    result = evaluate.summarize(returns, failed=[0])
+    assert [score is None for score in result.pop("per_seed")] == [True, *[False] * 2, True] + [
+        False
+    ] * 2
+    whole = evaluate.summarize(good)
+    assert result == {name: whole[name] for name in result}
+    nothing = evaluate.summarize(returns[:1], failed=[0])
+    assert (nothing["mean"], nothing["iqm"], nothing["ci95"]) == (None, None, (None, None))
+
+
+@pytest.mark.parametrize("returns", [np.full((1, 1), 5.0), np.full((3, 4), 5.0)])
+def test_where_nothing_varies_the_interval_is_a_point(returns):
+    result = evaluate.summarize(returns)
+    assert (result["mean"], result["iqm"], result["ci95"]) == (5.0, 5.0, (5.0, 5.0))
