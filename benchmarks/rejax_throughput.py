@@ -1,12 +1,12 @@
-"""Throughput of Rejax's PPO training loop, to set beside our own.
+r"""Throughput of Rejax's PPO training loop, to set beside our own.
 
 Rejax is used as a library and is not a dependency of this project; give it an
 environment of its own (tried with Python 3.11):
 
     python3.11 -m venv rejax-venv
-    rejax-venv/bin/pip install rejax==0.1.3 gymnax==0.0.9 jax==0.10.2 jaxlib==0.10.2 \\
+    rejax-venv/bin/pip install rejax==0.1.3 gymnax==0.0.9 jax==0.10.2 jaxlib==0.10.2 \
         flax==0.12.8 optax==0.2.8 distrax==0.1.9 chex==0.1.92
-    rejax-venv/bin/python rejax_bench.py --env CartPole-v1 --config b --seconds 10
+    rejax-venv/bin/python rejax_throughput.py --env CartPole-v1 --config b --seconds 10
 
 What is timed: calls of `PPO.train(train_state=...)`, Rejax's own loop, compiled
 ahead of time, each training on from the state the last one returned, until the

@@ -56,7 +56,13 @@ class Network(NamedTuple):
 def make(config: Config, spec: EnvSpec) -> Network:
     """The config's network for an environment."""
     policy = gaussian(spec.action) if isinstance(spec.action, Box) else categorical(spec.action)
-    module = _module(config, spec)(policy_size=policy.size)
+    try:
+        module = _module(config, spec)(policy_size=policy.size)
+    except TypeError as error:
+        raise UserError(
+            f"network {config.network} cannot be made with policy_size={policy.size}: {error}; "
+            "it should be a flax module whose one required field is policy_size: int"
+        ) from error
     obs = jnp.zeros((1, *spec.observation_shape), spec.observation_dtype)
 
     def init(key: Key) -> PyTree:

@@ -77,18 +77,18 @@ def train(
     """
     clock = Clock(process_start or time.time())
     cfg.check(config)
+    placement = distributed.initialize(config)  # before anything of the environment's runs
     env = cfg.make_env(config)
-    placement = distributed.initialize(config)
     networks.check(networks.make(config, env.spec), env.spec, config.network)
     runner = Runner(config, env, placement)
-    default_dir = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-
     with ExitStack() as leave:
         # --- set up: loggers and orbax import their libraries while XLA compiles ------------
         if resume:
             run = run_directory.open_existing(Path(resume))
+            record = run.read_json("run.json")
+            name = record["starts"][0].get("name", name) if record else name
         else:
-            run = run_directory.create(Path(config.run_dir or default_dir))
+            run = run_directory.create(Path(config.run_dir or default_run_dir(name)))
         leave.callback(run.close)
         if not resume:
             run.write_json("config.json", cfg.to_json(config))  # from here on it can be resumed
@@ -120,7 +120,9 @@ def train(
         terminal.phase("compiling")
         if resume:
             run.write_json("config.json", cfg.to_json(config))
-        run.record_start(placement.names(), reduction=placement.reduction, resumed_from=iteration)
+        run.record_start(
+            placement.names(), name=name, reduction=placement.reduction, resumed_from=iteration
+        )
         log = Metrics(
             run,
             config,
@@ -210,6 +212,15 @@ def train(
         if status == FINISHED:
             terminal.finish(f"{name} is done", summary, log.places())
     return Run(run.path, config, summary, status)
+
+
+def default_run_dir(name: str) -> str:
+    """``runs/<name>-<time>``, with a number where two runs start in the same second."""
+    path = f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    number = 1
+    while Path(path if number == 1 else f"{path}-{number}").exists():
+        number += 1
+    return path if number == 1 else f"{path}-{number}"
 
 
 def close_after_error(log: Metrics, kind: type[BaseException] | None) -> None:

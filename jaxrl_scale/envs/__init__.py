@@ -22,7 +22,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from jaxrl_scale.types import Environment
+from jaxrl_scale.types import Environment, EnvSpec
 
 _BUILT_IN = {
     "CartPole-v1": "cartpole:CartPole",
@@ -112,4 +112,9 @@ def _check(name: str, env: Any) -> None:
         raise ValueError(
             f"environment {name!r} has no {' and no '.join(missing)}; an environment has "
             "spec, reset(key) and step(key, state, action), see jaxrl_scale.types.Environment"
+        )
+    if not isinstance(env.spec, EnvSpec):
+        raise ValueError(
+            f"environment {name!r}: spec is a {type(env.spec).__name__}; it should be a "
+            "jaxrl_scale.types.EnvSpec"
         )
