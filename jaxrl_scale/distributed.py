@@ -107,13 +107,14 @@ def walled_tree_sum(x: Array) -> Array:
     drops ``optimization_barrier`` before it fuses, but a loop's result always reaches memory:
     the vector is summed in two halves.
     """
-    half = -(-x.shape[1] // 2)
-    x = jnp.pad(x, ((0, 0), (0, 2 * half - x.shape[1])))
+    size = x.shape[1]
+    half = -(-size // 2)
+    x = jnp.pad(x, ((0, 0), (0, 2 * half - size)))
     halves = jax.lax.map(
         lambda i: tree_sum(jax.lax.dynamic_slice_in_dim(x, i * half, half, 1)),
         jnp.arange(2),
     )
-    return halves.reshape(-1)
+    return halves.reshape(-1)[:size]
 
 
 def map_exact(f: Callable[..., PyTree], *trees: PyTree, trips: Array | None = None) -> PyTree:
