@@ -132,8 +132,8 @@ class Clock:
     alone (logging and evaluations included, compilation not).
     """
 
-    def __init__(self, process_start: float):
-        self.process_start = process_start
+    def __init__(self, process_start: float, target_return: float | None = None):
+        self.process_start, self.target_return = process_start, target_return
         self.created = time.time()
         self.compile_seconds = 0.0
         self.seconds_to_target: float | None = None
@@ -149,12 +149,12 @@ class Clock:
         self._loop_start = self._lap_start = now
         self._lap_steps = self.env_steps
 
-    def note(self, env_steps: int, recent_return: float | None, target: float | None) -> None:
+    def note(self, env_steps: int, recent_return: float | None) -> None:
         """An iteration has ended."""
         self.env_steps = env_steps
         self._train_seconds = self.train_seconds
-        solved = target is not None and recent_return is not None and recent_return >= target
-        if solved and self.seconds_to_target is None:
+        target, missing = self.target_return, self.seconds_to_target is None
+        if missing and None not in (target, recent_return) and recent_return >= target:
             self.seconds_to_target = self.wall_seconds
 
     @property
@@ -193,6 +193,7 @@ class Clock:
             "wall_seconds": self.wall_seconds,
             "train_seconds": self.train_seconds,
             "compile_seconds": self.compile_seconds,
+            "target_return": self.target_return,
             "seconds_to_target": self.seconds_to_target,
             "env_steps": self.env_steps,
         }
@@ -200,7 +201,8 @@ class Clock:
     def load_json(self, data: dict[str, Any]) -> None:
         self._wall_before, self._train_before = data["wall_seconds"], data["train_seconds"]
         self.compile_seconds, self.env_steps = data["compile_seconds"], data["env_steps"]
-        self.seconds_to_target = data["seconds_to_target"]
+        if data["target_return"] == self.target_return:  # which a resume may change
+            self.seconds_to_target = data["seconds_to_target"]
 
 
 def peak_memory_mb(device: jax.Device) -> float:

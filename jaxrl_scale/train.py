@@ -75,7 +75,7 @@ def train(
     Raises:
       UserError: in one line, for whatever the user can mend.
     """
-    clock = Clock(process_start or time.time())
+    clock = Clock(process_start or time.time(), config.target_return)
     cfg.check(config)
     placement = distributed.initialize(config)  # before anything of the environment's runs
     env = cfg.make_env(config)
@@ -160,7 +160,7 @@ def train(
             progress.record(iteration, metrics)
             if len(progress.failed) == config.num_seeds:
                 break
-            clock.note(progress.env_steps, progress.recent_return(), config.target_return)
+            clock.note(progress.env_steps, progress.recent_return())
             if due(config.eval_every):
                 returns = evaluator(runner.fetch_actor(state), runner.seeds)
                 eval_return = progress.iqm(returns.mean(1))

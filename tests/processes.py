@@ -167,6 +167,14 @@ def state(run_dir: Path) -> tuple[int, dict[str, np.ndarray]]:
     return found[0], {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
 
 
+def checkpoints(run_dir: Path) -> dict[int, float | None]:
+    """Those that were kept and their scores."""
+    folders = (run_dir / "checkpoints").glob("[0-9]*")
+    paths = {int(p.name): p / "_CHECKPOINT_METADATA" for p in folders if p.name.isdecimal()}
+    read = {k: json.loads(path.read_bytes()) for k, path in paths.items()}
+    return {k: record["custom_metadata"]["score"] for k, record in sorted(read.items())}
+
+
 def assert_same_bits(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> None:
     assert ours.keys() == theirs.keys()
     different = [name for name in ours if ours[name].tobytes() != theirs[name].tobytes()]
@@ -181,6 +189,7 @@ def assert_same_run(ours: Path, theirs: Path) -> None:
     one, other = summary(ours), summary(theirs)
     assert {k: one[k] for k in one.keys() - timed} == {k: other[k] for k in other.keys() - timed}
     assert (one["seconds_to_target"] is None) == (other["seconds_to_target"] is None)
+    assert checkpoints(ours) == checkpoints(theirs)
     (iteration, leaves), (wanted, wanted_leaves) = state(ours), state(theirs)
     assert iteration == wanted
     assert_same_bits(leaves, wanted_leaves)

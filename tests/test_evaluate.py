@@ -136,11 +136,11 @@ def test_a_video_can_be_an_mp4(run, tmp_path, capfd):
     ("arguments", "message"),
     [
         (["--episodes", "0"], "--episodes=0 should be at least 1"),
-        (["--episodes", "x"], "argument --episodes: invalid int value: 'x'"),
+        (["--episodes", "x"], "--episodes: invalid int value: 'x'"),
         (["--episods", "3"], "unrecognized arguments: --episods 3"),
         (["--members", "0,1"], "--members=0,1: the run has members 0 to 0"),
         (["--members", "a"], "--members=a should be whole numbers separated by commas"),
-        (["--checkpoint", "worst"], "argument --checkpoint: invalid choice: 'worst'"),
+        (["--checkpoint", "worst"], "--checkpoint: invalid choice: 'worst'"),
         (["--video", "out.avi"], "video out.avi should end in .gif or .mp4"),
         (["--video", "out.mp4"], "out.mp4: mp4 needs the ffmpeg command; install it or write"),
         (["--video", "no/out.gif"], "cannot write no/out.gif: no is no folder that can be written"),
@@ -237,7 +237,7 @@ def test_continuous_actions_stay_in_their_box():
     one = distributed.place(config.replace(devices=1), jax.local_devices()[:1])
     algo = Runner(config, env, one).algo
     params = algo.actor(algo.init_shared(jax.random.key(0)))
-    actor = jax.tree.map(lambda x: 100 * x[None], params)
+    actor = jax.tree.map(lambda x: 1000 * x[None], params)
     agent = evaluate.Agent(config, env, algo, actor, iteration=0)
     obs = np.random.default_rng(0).normal(size=(256, 3))
     for greedy in (True, False):

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from scipy import stats
 
-from jaxrl_scale import evaluate, report
+from jaxrl_scale import evaluate, report, report_plots
 
 VERSIONS = {"python": "3.11.9", "jaxlib": "0.10.2", "numpy": "2.4.1"}
 
@@ -216,21 +216,21 @@ def test_a_finished_run_that_missed_its_target_says_so(tmp_path):
 def test_the_interval_of_four_seeds_is_worked_by_hand():
     # The interquartile mean of four draws is the mean of the middle two. It is the least value
     # where at least three draws are: (4 * 3 + 1) / 256 = 5.1 % > 2.5 %; likewise the greatest.
-    assert report.bootstrap_interval(np.array([3.0, 1.0, 10.0, 2.0])) == (1.0, 10.0)
+    assert report_plots.bootstrap_interval(np.array([3.0, 1.0, 10.0, 2.0])) == (1.0, 10.0)
 
 
 def test_the_interval_agrees_with_every_resample_counted():
     values = np.array([0.0, 1.0, 4.0, 9.0, 16.0, 25.0])
     draws = np.array(list(itertools.product(values, repeat=6)))
     exact = np.percentile(stats.trim_mean(draws, 0.25, axis=1), (2.5, 97.5))
-    np.testing.assert_allclose(report.bootstrap_interval(values), exact, atol=1)
+    np.testing.assert_allclose(report_plots.bootstrap_interval(values), exact, atol=1)
     assert exact[0] > values.min()  # else the test could not tell an interval from a range
     assert exact[1] < values.max()
 
 
 def test_the_interval_of_one_seed_is_its_value_and_of_none_is_none():
-    assert report.bootstrap_interval(np.array([7.0])) == (7.0, 7.0)
-    assert np.isnan(report.bootstrap_interval(np.array([]))).all()
+    assert report_plots.bootstrap_interval(np.array([7.0])) == (7.0, 7.0)
+    assert np.isnan(report_plots.bootstrap_interval(np.array([]))).all()
 
 
 def rows_of(tmp_path, rows, **config):
@@ -252,7 +252,7 @@ def test_a_curve_is_drawn_over_the_steps_of_one_agent_and_drops_failed_seeds(tmp
         ],
         seeds=3,
     )
-    curve = report.curve(run, "x")
+    curve = report_plots.curve(run, "x")
     np.testing.assert_array_equal(curve.steps, [10, 20, 30])
     np.testing.assert_array_equal(curve.center, [np.nan, 2, 2])
     np.testing.assert_array_equal(curve.seeds[:, 2], [3, 3, np.nan])
@@ -264,8 +264,8 @@ def test_a_curve_is_drawn_over_the_steps_of_one_agent_and_drops_failed_seeds(tmp
 
 def test_a_long_run_is_thinned_and_keeps_its_last_row(tmp_path):
     run = rows_of(tmp_path, [{"env_steps": k, "x": float(k)} for k in range(1, 1002)])
-    curve = report.curve(run, "x")
-    assert 200 <= len(curve.steps) <= report.CURVE_POINTS
+    curve = report_plots.curve(run, "x")
+    assert 200 <= len(curve.steps) <= report_plots.CURVE_POINTS
     assert curve.steps[-1] == 1001
 
 
@@ -294,7 +294,7 @@ def test_the_images_beside_the_page_are_the_ones_within(tmp_path):
 
 def test_each_environment_has_its_own_curves(tmp_path):
     runs = [make_run(tmp_path / env, env=env) for env in ("CartPole-v1", "Acrobot-v1")]
-    names = [plot.name for plot in report.learning_plots(report.read_runs(runs))]
+    names = [plot.name for plot in report_plots.learning_plots(report.read_runs(runs))]
     over = [f"return-by-{x}" for x in ("steps", "time")]
     assert names == [f"{x}-{env}" for env in ("CartPole-v1", "Acrobot-v1") for x in over]
 
