@@ -39,15 +39,17 @@ class Progress:
         self.env_steps += int(metrics["steps"].sum(dtype=np.int64))
         for name in _EPISODE_SUMS:
             self.since_row[name] += metrics[name]
-        counts, totals = metrics["ended"], metrics["total_return"]
-        self.window.append((counts.tolist(), [float(x) for x in totals]))
-        held = np.sum([c for c, _ in self.window], 0)
-        while len(self.window) > 1 and (held - self.window[0][0] >= WINDOW).all():
-            held = held - self.window.popleft()[0]
-
         finite = np.all([np.isfinite(x) for x in metrics.values()], 0)
         new = [int(m) for m in np.flatnonzero(~finite) if int(m) not in self.failed]
         self.failed.update(dict.fromkeys(new, iteration))
+
+        counts, totals = metrics["ended"], metrics["total_return"]
+        if counts.any():
+            self.window.append((counts.tolist(), [float(x) for x in totals]))
+        alive = [m for m in range(len(counts)) if m not in self.failed]
+        held = np.sum([c for c, _ in self.window], 0)
+        while len(self.window) > 1 and (held - self.window[0][0] >= WINDOW)[alive].all():
+            held = held - self.window.popleft()[0]
         return new
 
     def recent_returns(self) -> np.ndarray:
@@ -153,8 +155,9 @@ class Clock:
         """An iteration has ended."""
         self.env_steps = env_steps
         self._train_seconds = self.train_seconds
-        target, missing = self.target_return, self.seconds_to_target is None
-        if missing and None not in (target, recent_return) and recent_return >= target:
+        target = self.target_return
+        solved = target is not None and recent_return is not None and recent_return >= target
+        if solved and self.seconds_to_target is None:
             self.seconds_to_target = self.wall_seconds
 
     @property

@@ -12,8 +12,8 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -33,10 +33,8 @@ from processes import (
     well,
 )
 
-from jaxrl_scale import config as cfg
 from jaxrl_scale import metrics, progress
 from jaxrl_scale import train as train_function
-from jaxrl_scale.types import UserError
 
 STOPPED, NOT_FINITE, MISTAKE, IO_ERROR = 75, 3, 2, 74
 
@@ -190,12 +188,24 @@ def test_in_a_terminal_there_is_a_bar_and_wandb_offline_writes_its_folder(world,
     assert rows(path) == rows(world.folder / "reference")
 
 
-@pytest.mark.parametrize(
-    "config", sorted((REPOSITORY / "configs").glob("*.py")), ids=lambda p: p.stem
-)
-def test_every_config_runs(world, path, config):
-    few = ["--iterations", 2, "--eval_episodes", 2, "--run_dir", path]
-    done = well(world.run("--config", config, *few, "--compilation_cache", world.cache))
+CONFIGS = sorted((REPOSITORY / "configs").glob("*.py"))
+
+
+@pytest.fixture(scope="module")
+def config_runs(world):
+    """Two iterations of every config, two processes at a time: XLA compiles on one core."""
+
+    def run(config):
+        few = ["--iterations", 2, "--eval_episodes", 2, "--run_dir", world.folder / config.stem]
+        return world.run("--config", config, *few, "--compilation_cache", world.cache)
+
+    with ThreadPoolExecutor(2) as pool:
+        return dict(zip(CONFIGS, pool.map(run, CONFIGS), strict=True))
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda p: p.stem)
+def test_every_config_runs(world, config_runs, config):
+    done, path = well(config_runs[config]), world.folder / config.stem
     assert done.out.startswith(f"{config.stem}: ")
     assert summary(path)["iterations"] == 2
     assert newest(path) == 2
@@ -398,10 +408,10 @@ def test_a_disk_that_fills_up_while_saving_is_a_clear_error(world, path, referen
         run = path / "run"
         with world.start(*world.small(run), accident={"seconds": 0.2}) as process:
             wait_for(lambda: newest(run) >= 2, process)
-            with open(path / "filler", "wb") as file, contextlib.suppress(OSError):
-                while True:
-                    file.write(bytes(4096))
-                    file.flush()
+            with open(path / "filler", "wb", buffering=0) as file:
+                with contextlib.suppress(OSError):
+                    while True:
+                        file.write(bytes(4096))
             _, err = process.communicate(timeout=PATIENCE)
         assert process.returncode == IO_ERROR
         assert re.fullmatch(r"error: cannot \S+ .*: No space left on device\n", err)
@@ -532,7 +542,7 @@ def counted(*iterations):
     mine = progress.Progress(2)
     for number, members in enumerate(iterations, 1):
         count, total = np.array(members, np.float32).T
-        numbers = {"count": count.astype(np.int32), "total_return": total}
+        numbers = {"ended": count.astype(np.int32), "total_return": total}
         mine.record(number, numbers | {"total_length": count, "steps": np.full(2, 10)})
     return mine
 
@@ -559,6 +569,15 @@ def test_a_member_that_is_not_finite_counts_as_failed_from_that_iteration_on():
     again.load_json(json.loads(json.dumps(mine.to_json())))
     assert again.to_json() == mine.to_json()
     assert again.failed == {0: 2}
+
+
+def test_only_iterations_that_count_are_remembered():
+    quiet = counted(*[[(0, 0), (0, 0)]] * 50)
+    assert len(quiet.window) == 0
+    busy = counted(*[[(60, 0), (60, 0)]] * 50)
+    assert len(busy.window) == 2
+    failed = counted([(0, np.nan), (60, 0)], *[[(0, np.nan), (60, 0)]] * 50)
+    assert len(failed.window) == 2, "who failed and never ends holds nobody up"
 
 
 def test_the_time_to_a_target_is_kept_on_resume_unless_the_target_is_another():
@@ -589,51 +608,53 @@ def test_more_devices_than_there_are_is_told_in_one_line(capfd, monkeypatch, tmp
 
 # --- in Python ------------------------------------------------------------------------------
 
+NOTEBOOK = """
+import json, signal, sys, threading
+from jaxrl_scale import Config, train
+from jaxrl_scale import config as cfg
 
-@pytest.fixture(scope="module")
-def config(world):
+config = cfg.load(sys.argv[1:])[0]
+assert isinstance(config, Config)
+watched = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+before = [signal.getsignal(s) for s in watched]
+run = train(config)
+assert [signal.getsignal(s) for s in watched] == before
+
+assert (run.path.name, run.exit_status, run.config) == ("notebook", 0, config)
+assert run.summary["iterations"] == 24
+assert run.summary == json.loads((run.path / "summary.json").read_text())
+assert [row["iteration"] for row in run.metrics] == list(range(1, 25))
+assert run.agent().act([0.0, 0.1, 0.2, 0.3]) in (0, 1)
+
+again = []
+thread = threading.Thread(target=lambda: again.append(train(config, resume=run.path)))
+thread.start()
+thread.join()
+assert again[0].summary["evaluation"] == run.summary["evaluation"]
+
+for wrong in (config.replace(num_shards=3), config):
+    try:
+        train(wrong)
+    except ValueError as error:
+        print("refused:", error)
+"""
+
+
+def test_train_returns_the_run_to_a_notebook_and_leaves_no_trace_in_its_process(
+    world, path, reference
+):
+    """Signal handlers stay as they were, another thread may train, the directory is freed,
+    mistakes are raised in one line; every warning is an error."""
     path = world.folder / "notebook"
-    return cfg.load([*world.small(path), "--wandb", "disabled", "--eval_every", "0"])[0]
-
-
-@pytest.fixture(scope="module")
-def returned(config):
-    """What `train` returns, and the signals' handlers before and after."""
-    watched = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-    before = [signal.getsignal(s) for s in watched]
-    run = train_function(config)
-    return run, before, [signal.getsignal(s) for s in watched]
-
-
-def test_train_returns_the_run_to_a_notebook(returned, config):
-    run, *_ = returned
-    assert run.exit_status == 0
-    assert run.path == Path(config.run_dir)
-    assert run.summary["iterations"] == 24
-    assert len(run.summary["evaluation"]["per_seed"]) == 1
-    assert [row["iteration"] for row in run.metrics] == list(range(1, 25))
-    assert run.agent().act(np.zeros(4)) in (0, 1)
-
-
-def test_train_leaves_no_signal_handler_behind(returned):
-    _, before, after = returned
-    assert before == after
-
-
-def test_train_works_in_another_thread_and_frees_the_directory(returned, config):
-    run, *_ = returned
-    again = []
-    thread = threading.Thread(target=lambda: again.append(train_function(config, resume=run.path)))
-    thread.start()
-    thread.join(PATIENCE)
-    assert again[0].summary["evaluation"] == run.summary["evaluation"]
-
-
-def test_train_raises_one_line_that_the_user_can_mend(config):
-    with pytest.raises(UserError, match="is not a power of two"):
-        train_function(config.replace(num_shards=3))
-    with pytest.raises(UserError, match="already holds a run: --resume"):
-        train_function(config)
+    command = [sys.executable, "-W", "error", "-c", NOTEBOOK, *world.small(path)]
+    done = subprocess.run(
+        command, env=world.environment, capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    refused = [line for line in done.stdout.splitlines() if line.startswith("refused")]
+    assert refused[0] == "refused: num_shards=3 is not a power of two; try num_shards=4"
+    assert refused[1].startswith(f"refused: {path} already holds a run: --resume ")
+    assert rows(path) == rows(reference[0])
 
 
 def test_train_is_the_function_whichever_way_it_was_imported():
