@@ -98,7 +98,7 @@ class Config:
     )
     deterministic: bool = option(False, "XLA's deterministic operations on GPUs (slower)")
 
-    log_every: int = option(10, "iterations between rows of metrics", low=1)
+    log_every: int = option(5, "iterations between rows of metrics", low=1)
     eval_every: int = option(0, "iterations between evaluations; 0: only at the end", low=0)
     eval_episodes: int = option(128, "episodes of an evaluation, for each seed", low=1)
     checkpoint_every: int = option(50, "iterations between checkpoints", low=1)
