@@ -189,7 +189,8 @@ def assert_same_run(ours: Path, theirs: Path) -> None:
     one, other = summary(ours), summary(theirs)
     assert {k: one[k] for k in one.keys() - timed} == {k: other[k] for k in other.keys() - timed}
     assert (one["seconds_to_target"] is None) == (other["seconds_to_target"] is None)
-    assert checkpoints(ours) == checkpoints(theirs)
+    # A kill between the last save and the removal of an older checkpoint leaves one more.
+    assert checkpoints(ours).items() >= checkpoints(theirs).items()
     (iteration, leaves), (wanted, wanted_leaves) = state(ours), state(theirs)
     assert iteration == wanted
     assert_same_bits(leaves, wanted_leaves)
