@@ -50,6 +50,7 @@ TAGS = {
     "explained_variance": "value/explained_variance",
     "learning_rate": "optimizer/learning_rate",
     "grad_norm": "optimizer/grad_norm",
+    "param_norm": "optimizer/param_norm",
     "updates": "optimizer/updates",
     "iteration": "time/iteration",
     "wall_seconds": "time/wall_seconds",

@@ -192,7 +192,7 @@ def test_metrics_that_users_look_for_are_there():
     _, history = run(config)
     assert set(history[0]) >= {
         *("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction"),
-        *("explained_variance", "grad_norm", "learning_rate", "updates"),
+        *("explained_variance", "grad_norm", "param_norm", "learning_rate", "updates"),
         *("ended", "total_return", "total_length", "steps"),
     }
     assert history[0]["entropy"][0] == pytest.approx(np.log(2), abs=0.02)  # a fresh policy

@@ -323,6 +323,7 @@ def make(config: cfg.Config, spec: EnvSpec, pool: Pool) -> Algorithm:
         metrics = dict(zip(STEP_METRICS, steps.mean((0, 1)), strict=True))
         metrics["updates"] = steps[..., STEP_METRICS.index("updates")].sum()
         metrics["learning_rate"] = learning_rate
+        metrics["param_norm"] = optax.tree.norm(flat_params)  # tells when they are not finite
         metrics["explained_variance"] = explained_variance(pool, samples)
 
         observation = shared.observation
