@@ -201,7 +201,12 @@ class Agent:
     def evaluate_in_gymnasium(
         self, episodes: int = 128, greedy: bool = True, members: Sequence[int] | None = None
     ) -> np.ndarray:
-        """Returns ``[members, episodes]`` in real Gymnasium, episode ``i`` seeded with ``i``."""
+        """Returns ``[members, episodes]`` in real Gymnasium.
+
+        Episode ``i`` of member ``k`` is seeded with ``k * episodes + i``: with the same starts for
+        all members their returns would be no independent samples, and a pooled standard error
+        too small.
+        """
         import gymnasium
 
         name = self.env.spec.gymnasium_id
@@ -222,8 +227,9 @@ class Agent:
 
     def _play_in_gymnasium(self, games: Any, member: int, greedy: bool) -> np.ndarray:
         self.member = member
-        self.reset()
-        obs, _ = games.reset(seed=list(range(games.num_envs)))
+        self.reset(member)
+        first_seed = member * games.num_envs
+        obs, _ = games.reset(seed=list(range(first_seed, first_seed + games.num_envs)))
         returns, done = np.zeros(games.num_envs), np.zeros(games.num_envs, bool)
         first = ~done
         while not done.all():
