@@ -13,7 +13,7 @@ import math
 import os
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
@@ -236,14 +236,3 @@ def gaussian(action: Box) -> Policy:
         return (split(policy)[1] + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
 
     return Policy(2 * size, sample, lambda p: shaped(split(p)[0]), log_prob, entropy)
-
-
-__all__: list[Any] = [
-    "ActorCritic",
-    "Network",
-    "Policy",
-    "categorical",
-    "check",
-    "gaussian",
-    "make",
-]
