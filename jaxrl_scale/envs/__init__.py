@@ -30,6 +30,8 @@ _BUILT_IN = {
     "MountainCar-v0": "mountain_car:MountainCar",
     "MountainCarContinuous-v0": "mountain_car:MountainCarContinuous",
     "Pendulum-v1": "pendulum:Pendulum",
+    "LunarLander-v3": "lunar_lander:LunarLander",
+    "LunarLanderContinuous-v3": "lunar_lander:LunarLanderContinuous",
 }
 _GYMNAX_FAMILIES = ("-MinAtar", "-bsuite", "-misc")
 

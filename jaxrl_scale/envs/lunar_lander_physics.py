@@ -1,0 +1,577 @@
+"""The bodies of LunarLander: a hull and two sprung legs over rough ground.
+
+One step is Box2D's (b2World::Step, version 2.3.10) with its parts in its order: contacts,
+velocities, positions, sleep, continuous collision. What differs:
+
+- The joints are solved exactly (`rigid_body.Pinned`), so that the iterations find only the
+  impulses of motors, limits and contacts, and they are over-relaxed. They reach in 20 rounds
+  what Box2D would in thousands; its 180 are not quite enough for a hard impact.
+- A leg that hits the ground in mid-step (b2World::SolveTOI) goes on from there after one
+  impact without friction at one point, at a time found by interpolation. A hull that does
+  has crashed, and is not moved.
+- The ground's floor, which lies below it, and Box2D's limits on velocity (100 m/s and
+  79 rad/s) are left out: no flight reaches them. The hull's contacts apply no forces, since
+  the first one ends the episode.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_scale.envs.rigid_body import (
+    SKIN,
+    Manifold,
+    Motion,
+    Pinned,
+    Polygon,
+    Separation,
+    Vec,
+    argmax,
+    collide,
+    constants,
+    cross,
+    dot,
+    least,
+    once,
+    outline,
+    perp,
+    pick,
+    pin,
+    respond,
+    rotation,
+    separate,
+    stack,
+    turn,
+    turn_back,
+    where,
+)
+from jaxrl_scale.types import Array
+
+SCALE = 30.0  # pixels a metre
+DT = 1 / 50  # s a step
+WIDTH, HEIGHT = 600 / SCALE, 400 / SCALE  # m, the part of the world that is seen
+CHUNK = WIDTH / 10  # m between two corners of the ground
+
+HULL = Polygon(
+    tuple(
+        (x / SCALE, y / SCALE)
+        for x, y in ((17, -10), (17, 0), (14, 17), (-14, 17), (-17, 0), (-17, -10))
+    ),
+    density=5.0,
+)
+LEG = Polygon(
+    tuple((x / SCALE, y / SCALE) for x, y in ((-2, -8), (2, -8), (2, 8), (-2, 8))), density=1.0
+)
+# Bodies in this order: the hull, the leg on the right, the leg on the left. Box2D visits
+# what it made last first; so do the loops below.
+MASS, CENTER, INERTIA = zip(*(shape.mass_properties for shape in (HULL, LEG, LEG)), strict=True)
+ANCHOR = ((0.0, 0.0), (-20 / SCALE, 18 / SCALE), (20 / SCALE, 18 / SCALE))
+"""The pin in the frame of each body. Both joints are at the hull's origin."""
+ARM = tuple((a[0] - c[0], a[1] - c[1]) for a, c in zip(ANCHOR, CENTER, strict=True))
+"""From each centre of mass to the pin."""
+
+REST_ANGLE = (-0.05, 0.05)  # rad, of each leg to the hull where its joint counts as 0
+LIMITS = ((0.4, 0.9), (-0.9, -0.4))  # rad, of the joints
+MOTOR_SPEED = (-0.3, 0.3)  # rad/s
+MOTOR_IMPULSE = 40 * DT  # N m s a step at most
+FRICTION = math.sqrt(0.1 * 0.2)  # of ground and leg
+
+_LINEAR_SLOP = 0.005  # m: shapes may sink in so far, and joints may gape
+_ANGULAR_SLOP = math.radians(2)  # rad: the same of joint limits
+_MENDED = 0.2  # share of a penetration that one round mends
+_MAX_SHIFT = 0.2  # m a round
+_MAX_TURN = math.radians(8)  # rad a round
+_CALM_SPEED, _CALM_SPIN = 0.01, math.radians(2)  # m/s, rad/s
+_CALM_TIME = 0.5  # s
+_RELAXATION = 1.5  # of the velocity rounds; 1 is plain Gauss-Seidel
+_CONVERGED = 1e-6  # N s: a round that changes no impulse by more was the last
+
+_LEGS = slice(1, 3)
+_POINTS = [(slot, point) for slot in (0, 1) for point in (0, 1)]
+
+
+class Contacts(NamedTuple):
+    """What is remembered of the legs' contacts, for events and for a warm start.
+
+    A leg is near two edges of the ground at most: ``slot`` 0 is for the one with an even
+    index, 1 for the odd one.
+    """
+
+    edge: Array  # [slot, leg] int32
+    touching: Array  # [slot, leg] bool
+    key: Array  # [point, slot, leg] int32, -1 where none touches
+    normal: Array  # [point, slot, leg] N s
+    tangent: Array  # [point, slot, leg] N s
+
+
+class World(NamedTuple):
+    """Everything that moves, and what the solver remembers of it."""
+
+    motion: Motion  # [3]
+    torque: Array  # [2] N m s, of motor and limit together, on each leg
+    contacts: Contacts
+    hull_touching: Array  # bool: found when the step ended, it counts in the next
+    calm: Array  # s without motion
+
+
+class Events(NamedTuple):
+    """What Box2D would have reported during a step."""
+
+    crashed: Array  # bool: the hull touches the ground
+    lost: Array  # [2] bool: a leg lost a contact
+    gained: Array  # [2] bool: a leg made one
+    hit: Array  # [2] bool: a leg made one in mid-step, after all that was lost
+    asleep: Array  # bool: nothing moves
+
+
+class _Limited(NamedTuple):
+    """Which joints are at a limit as the step begins, ``[leg]``."""
+
+    lower: Array
+    upper: Array
+
+
+class _Row(NamedTuple):
+    """One direction of all contact points, ``[point, slot, leg]``."""
+
+    direction: Vec  # [slot, leg]
+    lever: Array  # m, of the direction about the pin
+    column: Array  # [5, point, slot, leg] generalised velocities per N s
+    share: Array  # N s per m/s, over-relaxed, 0 where nothing touches
+
+
+def at_rest(center: Vec, angle: Array) -> World:
+    """Bodies in the air, without motion, at the poses given (``[3, ...]``)."""
+    zero = jnp.zeros_like(angle)
+    impulses = jnp.zeros((2, 2, 2, *angle.shape[1:]), angle.dtype)
+    none = jnp.full(impulses.shape, -1, jnp.int32)
+    contacts = Contacts(none[0], none[0] >= 0, none, impulses, impulses)
+    motion = Motion(center, angle, Vec(zero, zero), zero)
+    return World(motion, zero[_LEGS], contacts, zero[0] > 0, zero[0])
+
+
+def fall(world: World, gravity: float, velocity_rounds: int, position_rounds: int) -> World:
+    """One step far above the ground."""
+    motion = _accelerated(world.motion, gravity)
+    turned = rotation(motion.angle)
+    system = _pinned(turned)
+    limited = _limited(motion.angle)
+    velocity, spin, torque, _ = _solve_velocities(
+        system, motion, limited, world.torque, None, world.contacts, velocity_rounds
+    )
+    center, angle, _ = _solve_positions(
+        motion.center + velocity * DT, motion.angle + spin * DT, limited, None, position_rounds
+    )
+    return world._replace(motion=Motion(center, angle, velocity, spin), torque=torque)
+
+
+def advance(
+    world: World, ground: Array, gravity: float, velocity_rounds: int, position_rounds: int
+) -> tuple[World, Events]:
+    """One step, after all impulses have been applied.
+
+    ``ground``: heights of its 11 corners (m), ``[11, ...]``.
+    """
+    motion = _accelerated(world.motion, gravity)
+    turned = rotation(motion.angle)
+
+    edge, v1, v2 = edges(ground, motion.center.x[_LEGS])
+    corners, normals = outline(LEG, motion.center[_LEGS], turned[_LEGS])
+    manifold = collide(corners[:, None], normals[:, None], motion.center[_LEGS], v1, v2)
+    contacts, lost, gained = _recognise(world.contacts, edge, manifold)
+
+    system = _pinned(turned)
+    limited = _limited(motion.angle)
+    velocity, spin, torque, contacts = _solve_velocities(
+        system, motion, limited, world.torque, manifold, contacts, velocity_rounds
+    )
+    center, angle, solved = _solve_positions(
+        motion.center + velocity * DT,
+        motion.angle + spin * DT,
+        limited,
+        _in_legs(manifold, motion.center[_LEGS], turned[_LEGS]),
+        position_rounds,
+    )
+    still = (dot(velocity, velocity) <= _CALM_SPEED**2) & (spin * spin <= _CALM_SPIN**2)
+    calm = jnp.where(still[0] & still[1] & still[2], world.calm + DT, 0)
+
+    turned = rotation(angle)
+    _, hull_v1, hull_v2 = edges(ground, center.x[0])
+    corners, normals = outline(HULL, center[0], turned[0])
+    hull_gap = separate(corners[:, None], normals[:, None], center[0], hull_v1, hull_v2).gap
+    hull_gap = least(hull_gap)
+    end = Motion(center, angle, velocity, spin)
+    end, hit = _stop_at_ground(motion, end, turned, contacts.touching, manifold.gap, v1, v2)
+
+    events = Events(
+        crashed=world.hull_touching | (hull_gap < _LINEAR_SLOP),
+        lost=lost[0] | lost[1],
+        gained=gained[0] | gained[1],
+        hit=hit[0] | hit[1],
+        asleep=(calm >= _CALM_TIME) & solved,
+    )
+    contacts = contacts._replace(touching=contacts.touching | hit)
+    return World(end, torque, contacts, hull_gap <= SKIN, calm), events
+
+
+def edges(ground: Array, x: Array) -> tuple[Array, Vec, Vec]:
+    """The two edges of the ground nearest to ``x``: indices ``[slot, ...]`` and both ends."""
+    corner = jnp.clip(jnp.round(x / CHUNK), 1, 9)
+    left, middle, right = (
+        pick([ground[k + offset] for k in range(1, 10)], corner - 1) for offset in (-1, 0, 1)
+    )
+    odd_first = corner % 2 == 0  # the left edge has the odd index, but the even comes first
+    edge = once(jnp.stack([jnp.where(odd_first, corner, corner - 1),
+                           jnp.where(odd_first, corner - 1, corner)]))  # fmt: skip
+    start = jnp.stack([jnp.where(odd_first, middle, left), jnp.where(odd_first, left, middle)])
+    end = jnp.stack([jnp.where(odd_first, right, middle), jnp.where(odd_first, middle, right)])
+    v1, v2 = Vec(edge * CHUNK, start), Vec((edge + 1) * CHUNK, end)
+    return edge.astype(jnp.int32), once(v1), once(v2)
+
+
+def _accelerated(motion: Motion, gravity: float) -> Motion:
+    velocity = Vec(motion.velocity.x, motion.velocity.y + DT * gravity)
+    return motion._replace(velocity=velocity)
+
+
+def _pinned(turned: Vec) -> Pinned:
+    return pin(MASS, INERTIA, once(-turn(turned, constants(ARM, turned.x[0]))))
+
+
+def _limited(angle: Array) -> _Limited:
+    joint = [angle[1 + leg] - angle[0] - REST_ANGLE[leg] for leg in (0, 1)]
+    return _Limited(
+        lower=jnp.stack([joint[leg] <= LIMITS[leg][0] for leg in (0, 1)]),
+        upper=jnp.stack([joint[leg] >= LIMITS[leg][1] for leg in (0, 1)]),
+    )
+
+
+def _recognise(old: Contacts, edge: Array, manifold: Manifold) -> tuple[Contacts, Array, Array]:
+    """The contacts as they are now, with the impulses of those that were there before, and
+    the events between (b2Contact::Update): lost and gained, ``[slot, leg]``."""
+    same_edge = old.edge == edge
+    key = jnp.where(manifold.valid, manifold.key, -1)
+    known = [same_edge & manifold.valid & (old.key[point] == key) for point in (0, 1)]
+    normal, tangent = (
+        jnp.where(known[0], impulse[0], 0) + jnp.where(known[1], impulse[1], 0)
+        for impulse in (old.normal, old.tangent)
+    )
+    touching = manifold.valid[0] | manifold.valid[1]
+    lost = old.touching & ~(touching & same_edge)
+    gained = touching & ~(old.touching & same_edge)
+    return Contacts(edge, touching, key, normal, tangent), lost, gained
+
+
+# --- velocities --------------------------------------------------------------------------------
+
+
+def _solve_velocities(
+    system: Pinned,
+    motion: Motion,
+    limited: _Limited,
+    torque: Array,
+    manifold: Manifold | None,
+    contacts: Contacts,
+    rounds: int,
+) -> tuple[Vec, Array, Array, Contacts]:
+    """Impulses of motors, limits and contacts by projected Gauss-Seidel, warm-started.
+
+    Every environment stops by itself, so that none depends on the others of its batch.
+
+    Returns:
+      Velocities and spins ``[3]``, torques, and the contacts with their impulses.
+    """
+    zero = jnp.zeros_like(motion.angle[0])
+    one = zero + 1
+    v = _generalised(system, motion)
+    joints = [
+        respond(system, Vec(zero, zero), [-one, one * (leg == 0), one * (leg == 1)])
+        for leg in (0, 1)
+    ]
+    joint_share = [once(_RELAXATION / (joints[leg][3 + leg] - joints[leg][2])) for leg in (0, 1)]
+    torques = [torque[0], torque[1]]
+    for leg in (0, 1):
+        v = v + joints[leg] * torques[leg]
+
+    normal_impulses: dict[tuple, Array] = {}
+    tangent_impulses: dict[tuple, Array] = {}
+    if manifold is not None:
+        normals, tangents = _rows(system, motion.center, manifold)
+        for at in [(point, slot, leg) for leg in (1, 0) for slot, point in _POINTS]:
+            normal_impulses[at], tangent_impulses[at] = contacts.normal[at], contacts.tangent[at]
+            v = v + normals.column[:, *at] * normal_impulses[at]
+            v = v + tangents.column[:, *at] * tangent_impulses[at]
+
+    def one_round(carry: tuple) -> tuple:
+        count, active, v, torques, normal_impulses, tangent_impulses = carry
+        torques = list(torques)
+        normal_impulses, tangent_impulses = dict(normal_impulses), dict(tangent_impulses)
+        change = zero
+
+        def apply(column: Array, old: Array, new: Array) -> Array:
+            nonlocal v, change
+            step = once(jnp.where(active, new - old, 0))
+            v = v + column * step
+            change = jnp.maximum(change, jnp.abs(step))
+            return old + step
+
+        for leg in (1, 0):
+            rate, old = v[3 + leg] - v[2], torques[leg]
+            to_speed = old - (rate - MOTOR_SPEED[leg]) * joint_share[leg]
+            to_stop = old - rate * joint_share[leg]
+            new = jnp.clip(to_speed, -MOTOR_IMPULSE, MOTOR_IMPULSE)
+            new = jnp.where(limited.lower[leg], jnp.maximum(new, to_stop), new)
+            new = jnp.where(limited.upper[leg], jnp.minimum(new, to_stop), new)
+            torques[leg] = apply(joints[leg], old, new)
+        if manifold is None:
+            ats = []
+        else:
+            ats = [(leg, slot) for leg in (1, 0) for slot in (0, 1)]
+        for leg, slot in ats:
+            for point in (0, 1):  # friction first, as the other matters more
+                at = point, slot, leg
+                old, reach = tangent_impulses[at], FRICTION * normal_impulses[at]
+                new = old - _rate(tangents, at, v) * tangents.share[at]
+                new = jnp.clip(new, -reach, reach)
+                tangent_impulses[at] = apply(tangents.column[:, *at], old, new)
+            for point in (0, 1):
+                at = point, slot, leg
+                old = normal_impulses[at]
+                new = jnp.maximum(old - _rate(normals, at, v) * normals.share[at], 0)
+                normal_impulses[at] = apply(normals.column[:, *at], old, new)
+        count = count + 1
+        active = active & (change > _CONVERGED)
+        return count, active, v, torques, normal_impulses, tangent_impulses
+
+    active = jnp.ones(zero.shape, bool)
+    start = (jnp.int32(0), active, v, torques, normal_impulses, tangent_impulses)
+    _, _, v, torques, normal_impulses, tangent_impulses = jax.lax.while_loop(
+        lambda carry: (carry[0] < rounds) & jnp.any(carry[1]), one_round, start
+    )
+    if manifold is not None:
+        contacts = contacts._replace(
+            normal=_unrolled(normal_impulses), tangent=_unrolled(tangent_impulses)
+        )
+    spin, swing = v[2:], perp(system.offset)
+    velocity = Vec(v[0] + spin * swing.x, v[1] + spin * swing.y)
+    return velocity, spin, jnp.stack(torques), contacts
+
+
+def _generalised(system: Pinned, motion: Motion) -> Array:
+    """The motion of the pinned system that has the momentum of the separate bodies."""
+    weights = constants(list(zip(MASS, INERTIA, strict=True)), motion.angle[0])
+    momentum = motion.velocity * weights.x
+    angular = weights.y * motion.spin + dot(perp(system.offset), momentum)
+    total = Vec(*(m[0] + m[1] + m[2] for m in (momentum.x, momentum.y)))
+    return respond(system, total, [angular[0], angular[1], angular[2]])
+
+
+def _rows(system: Pinned, center: Vec, manifold: Manifold) -> tuple[_Row, _Row]:
+    """Along the normals and along the tangents."""
+    surface = manifold.point - manifold.normal * (0.5 * manifold.separation)
+    arm = once(surface - (center[_LEGS] - system.offset[_LEGS]))  # from the pin
+    right = jnp.arange(2).reshape(2, *(1,) * (center.x.ndim - 1)) == 0
+
+    def along(direction: Vec) -> _Row:
+        lever = cross(arm, direction)
+        torques = [jnp.zeros_like(lever), where(right, lever, 0), where(right, 0, lever)]
+        column = respond(system, direction, torques)
+        spin = jnp.where(right, column[3], column[4])
+        rate = direction.x * column[0] + direction.y * column[1] + lever * spin
+        return _Row(direction, lever, column, jnp.where(manifold.valid, _RELAXATION / rate, 0))
+
+    normal = manifold.normal
+    return along(normal), along(Vec(normal.y, -normal.x))
+
+
+def _rate(row: _Row, at: tuple[int, int, int], v: Array) -> Array:
+    """The speed of a contact point along a row's direction."""
+    _, slot, leg = at
+    direction = row.direction[slot, leg]
+    return direction.x * v[0] + direction.y * v[1] + row.lever[at] * v[3 + leg]
+
+
+def _unrolled(by_index: dict[tuple[int, int, int], Array]) -> Array:
+    """``[2, 2, 2, ...]`` from its elements."""
+    return stack(
+        [
+            stack([stack([by_index[point, slot, leg] for leg in (0, 1)]) for slot in (0, 1)])
+            for point in (0, 1)
+        ]
+    )
+
+
+# --- positions ---------------------------------------------------------------------------------
+
+
+class _LocalManifold(NamedTuple):
+    """A manifold in the frames of the legs, where what belongs to them stays."""
+
+    world: Manifold
+    point: Vec  # [point, slot, leg]
+    face: Vec  # [slot, leg]
+    normal: Vec  # [slot, leg]
+
+
+def _in_legs(manifold: Manifold, center: Vec, turned: Vec) -> _LocalManifold:
+    return _LocalManifold(
+        manifold,
+        once(turn_back(turned, manifold.point - center)),
+        once(turn_back(turned, manifold.face - center)),
+        once(turn_back(turned, manifold.normal)),
+    )
+
+
+class _Pose(NamedTuple):
+    center: Vec
+    angle: Array
+    turned: Vec  # cosine and sine of the angle
+
+
+def _solve_positions(
+    center: Vec, angle: Array, limited: _Limited, contacts: _LocalManifold | None, rounds: int
+) -> tuple[Vec, Array, Array]:
+    """Push the bodies out of the ground and back into their joints, nonlinear Gauss-Seidel
+    (b2ContactSolver and b2RevoluteJoint::SolvePositionConstraints).
+
+    Returns:
+      Centres and angles ``[3]``, and whether all errors are small.
+    """
+    turned = rotation(angle)
+
+    def one_round(carry: tuple) -> tuple:
+        count, active, hull, legs = carry
+        good = active
+        if contacts is not None:
+            for slot, point in _POINTS:
+                legs, fine = _push_out(legs, contacts, slot, point, active)
+                good = good & fine[0] & fine[1]
+        right, left = jax.tree.map(lambda x: x[0], legs), jax.tree.map(lambda x: x[1], legs)
+        hull, left, fine = _rejoin(hull, left, 1, limited, active)
+        good = good & fine
+        hull, right, fine = _rejoin(hull, right, 0, limited, active)
+        return count + 1, active & ~(good & fine), hull, stack([right, left])
+
+    active = jnp.ones(angle.shape[1:], bool)
+    pose = _Pose(center, angle, turned)
+    hull, legs = jax.tree.map(lambda x: x[0], pose), jax.tree.map(lambda x: x[_LEGS], pose)
+    _, unsolved, hull, legs = jax.lax.while_loop(
+        lambda carry: (carry[0] < rounds) & jnp.any(carry[1]),
+        one_round,
+        (jnp.int32(0), active, hull, legs),
+    )
+    pose = jax.tree.map(lambda one, two: jnp.concatenate([one[None], two]), hull, legs)
+    return pose.center, pose.angle, ~unsolved
+
+
+def _turned(pose: _Pose, shift: Vec, angle: Array) -> _Pose:
+    """Moved and turned by a small angle, for which a few terms of the series are exact."""
+    square = angle * angle
+    cos = 1 - square * (1 / 2 - square * (1 / 24))
+    sin = angle * (1 - square * (1 / 6 - square * (1 / 120)))
+    return once(_Pose(pose.center + shift, pose.angle + angle, turn(pose.turned, Vec(cos, sin))))
+
+
+def _push_out(
+    legs: _Pose, contacts: _LocalManifold, slot: int, point: int, active: Array
+) -> tuple[_Pose, Array]:
+    """Both legs at one of their contact points, and whether they are hardly in the ground."""
+    manifold = contacts.world
+    on_ground, valid = manifold.on_ground[slot], manifold.valid[point, slot]
+    own = where(on_ground, contacts.point[point, slot], contacts.face[slot])
+    fixed = where(on_ground, manifold.face[slot], manifold.point[point, slot])
+    own_normal = turn(legs.turned, contacts.normal[slot])
+    normal = where(on_ground, manifold.normal[slot], own_normal)
+    moved = legs.center + turn(legs.turned, own)
+    separation = dot(moved - fixed, normal) - SKIN
+    error = jnp.clip(_MENDED * (separation + _LINEAR_SLOP), -_MAX_SHIFT, 0)
+    lever = cross(where(on_ground, moved, fixed) - legs.center, normal)
+    ease = 1 / MASS[1] + lever * lever * (1 / INERTIA[1])
+    impulse = jnp.where(valid & active, -error / ease, 0)
+    legs = _turned(legs, normal * (impulse * (1 / MASS[1])), impulse * lever * (1 / INERTIA[1]))
+    return legs, ~(valid & (separation < -3 * _LINEAR_SLOP))
+
+
+def _rejoin(
+    hull: _Pose, leg: _Pose, number: int, limited: _Limited, active: Array
+) -> tuple[_Pose, _Pose, Array]:
+    """Hull and one leg at their joint: its limits, then its pin. And whether they were close."""
+    lower, upper = limited.lower[number], limited.upper[number]
+    ease_hull, ease_leg = 1 / INERTIA[0], 1 / INERTIA[1]
+    joint = leg.angle - hull.angle - REST_ANGLE[number]
+    below, above = joint - LIMITS[number][0], joint - LIMITS[number][1]
+    close = ~(lower & (-below > _ANGULAR_SLOP)) & ~(upper & (above > _ANGULAR_SLOP))
+    error = jnp.where(lower, jnp.clip(below + _ANGULAR_SLOP, -_MAX_TURN, 0), 0)
+    error = error + jnp.where(upper, jnp.clip(above - _ANGULAR_SLOP, 0, _MAX_TURN), 0)
+    impulse = jnp.where(active, error * (-1 / (ease_hull + ease_leg)), 0)
+    still = Vec(0.0, 0.0)
+    hull = _turned(hull, still, -impulse * ease_hull)
+    leg = _turned(leg, still, impulse * ease_leg)
+
+    a, b = turn(hull.turned, Vec(*ARM[0])), turn(leg.turned, Vec(*ARM[1 + number]))
+    a, b = once((a, b))
+    gap = leg.center + b - hull.center - a
+    close = close & (dot(gap, gap) <= _LINEAR_SLOP**2)
+    lightness = 1 / MASS[0] + 1 / MASS[1]
+    xx = lightness + ease_hull * a.y * a.y + ease_leg * b.y * b.y
+    xy = -ease_hull * a.x * a.y - ease_leg * b.x * b.y
+    yy = lightness + ease_hull * a.x * a.x + ease_leg * b.x * b.x
+    scale = jnp.where(active, -1 / (xx * yy - xy * xy), 0)
+    push = once(Vec((yy * gap.x - xy * gap.y) * scale, (xx * gap.y - xy * gap.x) * scale))
+    hull = _turned(hull, push * (-1 / MASS[0]), -ease_hull * cross(a, push))
+    leg = _turned(leg, push * (1 / MASS[1]), ease_leg * cross(b, push))
+    return hull, leg, close
+
+
+# --- continuous collision ----------------------------------------------------------------------
+
+
+def _stop_at_ground(
+    start: Motion, end: Motion, turned: Vec, touching: Array, old_gap: Array, v1: Vec, v2: Vec
+) -> tuple[Motion, Array]:
+    """Legs that enter the ground in mid-step are set back to where they touched it, lose the
+    speed into it and go on from there. The joint follows in the next step.
+
+    Args:
+      touching, old_gap: ``[slot, leg]``, as the step began.
+
+    Returns:
+      The motion at the end of the step, and which edges were hit, ``[slot, leg]``.
+    """
+    corners, normals = outline(LEG, end.center[_LEGS], turned[_LEGS])
+    gap = separate(corners[:, None], normals[:, None], end.center[_LEGS], v1, v2)
+    hit = ~touching & (gap.gap < _LINEAR_SLOP)
+    point, normal = _deepest(gap, corners, normals, v1, v2)
+    share = (old_gap - _LINEAR_SLOP) / jnp.maximum(old_gap - gap.gap, 1e-6)
+    share = jnp.where(hit, jnp.clip(share, 0, 1), 1)  # of the step, until the impact
+    odd = share[1] < share[0]
+    share = jnp.minimum(share[0], share[1])
+    point, normal = (where(odd, x[1], x[0]) for x in (point, normal))
+
+    center, angle = end.center[_LEGS], end.angle[_LEGS]
+    velocity, spin = end.velocity[_LEGS], end.spin[_LEGS]
+    lever = cross(point - center, normal)
+    rate = dot(velocity, normal) + lever * spin
+    ease = 1 / MASS[1] + lever * lever * (1 / INERTIA[1])
+    impulse = once(jnp.where(hit[0] | hit[1], jnp.maximum(-rate, 0) / ease, 0))
+    velocity = velocity + normal * (impulse * (1 / MASS[1]))
+    spin = spin + impulse * lever * (1 / INERTIA[1])
+    rest = once(1 - share)
+    center = center - (center - start.center[_LEGS]) * rest + velocity * (rest * DT)
+    angle = angle - (angle - start.angle[_LEGS]) * rest + spin * (rest * DT)
+    legs = Motion(center, angle, velocity, spin)
+    return jax.tree.map(lambda all, two: jnp.concatenate([all[:1], two]), end, legs), hit
+
+
+def _deepest(gap: Separation, corners: Vec, normals: Vec, v1: Vec, v2: Vec) -> tuple[Vec, Vec]:
+    """The point of deepest entry and the direction out of the ground, ``[slot, ...]``."""
+    heights = dot(gap.up, corners[:, None] - v1)
+    lowest = pick([corners[i] for i in range(4)], argmax(-heights))
+    side_normal = pick([normals[i] for i in range(4)], argmax(gap.of_sides))
+    tip = where(dot(side_normal, v1 - v2) < 0, v1, v2)
+    by_corner = gap.of_side <= gap.of_edge
+    return where(by_corner, lowest, tip), where(by_corner, gap.up, -side_normal)
