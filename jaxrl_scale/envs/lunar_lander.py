@@ -214,9 +214,10 @@ class LunarLander:
         canvas = Canvas(int(WIDTH * SCALE), int(HEIGHT * SCALE))
         ground = np.asarray(state.ground) * SCALE
         chunk = physics.CHUNK * SCALE
-        sky = [(i * chunk, float(y)) for i, y in enumerate(ground)]
-        top = HEIGHT * SCALE + 1
-        canvas.polygon([*sky, (10 * chunk, top), (0, top)], (0, 0, 0))
+        left, right, top = -1.0, WIDTH * SCALE + 1, HEIGHT * SCALE + 1  # beyond the frame
+        skyline = [(i * chunk, float(y)) for i, y in enumerate(ground)]
+        skyline = [(left, skyline[0][1]), *skyline, (right, skyline[-1][1])]
+        canvas.polygon([*skyline, (right, top), (left, top)], (0, 0, 0))
 
         motion = jax.tree.map(np.asarray, state.world.motion)
         for at, radius, colour in _flames(motion, np.asarray(state.engines)):

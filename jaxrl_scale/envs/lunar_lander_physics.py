@@ -6,9 +6,9 @@ velocities, positions, sleep, continuous collision. What differs:
 - The joints are solved exactly (`rigid_body.Pinned`), so that the iterations find only the
   impulses of motors, limits and contacts, and they are over-relaxed. They reach in 20 rounds
   what Box2D would in thousands; its 180 are not quite enough for a hard impact.
-- A leg that hits the ground in mid-step (b2World::SolveTOI) goes on from there after one
-  impact without friction at one point, at a time found by interpolation. A hull that does
-  has crashed, and is not moved.
+- A leg that hits the ground in mid-step (b2World::SolveTOI) goes on from there after impacts
+  at single points, at times found by interpolation. A hull that does has crashed, and is
+  not moved.
 - The ground's floor, which lies below it, and Box2D's limits on velocity (100 m/s and
   79 rad/s) are left out: no flight reaches them. The hull's contacts apply no forces, since
   the first one ends the episode.
@@ -88,6 +88,8 @@ _MAX_TURN = math.radians(8)  # rad a round
 _CALM_SPEED, _CALM_SPIN = 0.01, math.radians(2)  # m/s, rad/s
 _CALM_TIME = 0.5  # s
 _RELAXATION = 1.5  # of the velocity rounds; 1 is plain Gauss-Seidel
+_STOP = 0.0144  # m from the ground, where b2Island::SolveTOI's position rounds leave a leg
+_MAX_HITS = 4  # of one leg in one step
 _CONVERGED = 1e-6  # N s: a round that changes no impulse by more was the last
 
 _LEGS = slice(1, 3)
@@ -205,7 +207,7 @@ def advance(
     hull_gap = separate(corners[:, None], normals[:, None], center[0], hull_v1, hull_v2).gap
     hull_gap = least(hull_gap)
     end = Motion(center, angle, velocity, spin)
-    end, hit = _stop_at_ground(motion, end, turned, contacts.touching, manifold.gap, v1, v2)
+    end, hit = _stop_at_ground(motion, end, contacts.touching, v1, v2)
 
     events = Events(
         crashed=world.hull_touching | (hull_gap < _LINEAR_SLOP),
@@ -530,48 +532,130 @@ def _rejoin(
 # --- continuous collision ----------------------------------------------------------------------
 
 
+class _Flight(NamedTuple):
+    """Legs on their way through a step, ``[leg]``."""
+
+    center: Vec
+    angle: Array
+    shift: Vec  # m, still to go
+    turning: Array  # rad, still to go
+    velocity: Vec
+    spin: Array
+    rest: Array  # s, still to go
+
+
 def _stop_at_ground(
-    start: Motion, end: Motion, turned: Vec, touching: Array, old_gap: Array, v1: Vec, v2: Vec
+    start: Motion, end: Motion, touching: Array, v1: Vec, v2: Vec
 ) -> tuple[Motion, Array]:
     """Legs that enter the ground in mid-step are set back to where they touched it, lose the
-    speed into it and go on from there. The joint follows in the next step.
+    speed into it and go on from there. Their joints follow in the next step.
 
     Args:
-      touching, old_gap: ``[slot, leg]``, as the step began.
+      touching: ``[slot, leg]``, edges whose contact has been solved in this step.
 
     Returns:
       The motion at the end of the step, and which edges were hit, ``[slot, leg]``.
     """
-    corners, normals = outline(LEG, end.center[_LEGS], turned[_LEGS])
-    gap = separate(corners[:, None], normals[:, None], end.center[_LEGS], v1, v2)
-    hit = ~touching & (gap.gap < _LINEAR_SLOP)
-    point, normal = _deepest(gap, corners, normals, v1, v2)
-    share = (old_gap - _LINEAR_SLOP) / jnp.maximum(old_gap - gap.gap, 1e-6)
-    share = jnp.where(hit, jnp.clip(share, 0, 1), 1)  # of the step, until the impact
-    odd = share[1] < share[0]
-    share = jnp.minimum(share[0], share[1])
-    point, normal = (where(odd, x[1], x[0]) for x in (point, normal))
 
-    center, angle = end.center[_LEGS], end.angle[_LEGS]
-    velocity, spin = end.velocity[_LEGS], end.spin[_LEGS]
-    lever = cross(point - center, normal)
-    rate = dot(velocity, normal) + lever * spin
-    ease = 1 / MASS[1] + lever * lever * (1 / INERTIA[1])
-    impulse = once(jnp.where(hit[0] | hit[1], jnp.maximum(-rate, 0) / ease, 0))
-    velocity = velocity + normal * (impulse * (1 / MASS[1]))
-    spin = spin + impulse * lever * (1 / INERTIA[1])
-    rest = once(1 - share)
-    center = center - (center - start.center[_LEGS]) * rest + velocity * (rest * DT)
-    angle = angle - (angle - start.angle[_LEGS]) * rest + spin * (rest * DT)
-    legs = Motion(center, angle, velocity, spin)
+    def one_hit(carry: tuple[Array, Array, _Flight, Array]) -> tuple[Array, Array, _Flight, Array]:
+        count, active, flight, hit = carry
+        here, there = flight, _arrived(flight)
+        corners, normals = outline(LEG, there.center, rotation(there.angle))
+        gap = separate(corners[:, None], normals[:, None], there.center, v1, v2)
+        before = outline(LEG, here.center, rotation(here.angle))
+        point, normal, old_gap = _deepest(gap, corners, normals, *before, v1, v2)
+        deep = (gap.gap < 0.75 * _LINEAR_SLOP) & (~touching | (old_gap > _LINEAR_SLOP))
+        share = (old_gap - _STOP) / jnp.maximum(old_gap - gap.gap, 1e-6)
+        share = jnp.where(deep, jnp.clip(share, 0, 1), 1)  # of the way, until the impact
+        odd = share[1] < share[0]
+        share = once(jnp.minimum(share[0], share[1]))
+        point, normal = (where(odd, x[1], x[0]) for x in (point, normal))
+        velocity, spin = _struck(flight, point - there.center, normal, deep[0] | deep[1])
+        rest = flight.rest * (1 - share)
+        flight = _Flight(
+            center=flight.center + flight.shift * share,
+            angle=flight.angle + flight.turning * share,
+            shift=velocity * rest,
+            turning=spin * rest,
+            velocity=velocity,
+            spin=spin,
+            rest=rest,
+        )
+        flight = where(active, once(flight), here)
+        return count + 1, active & (deep[0] | deep[1]), flight, hit | (deep & active)
+
+    legs, goal = (jax.tree.map(lambda x: x[_LEGS], motion) for motion in (start, end))
+    flight = _Flight(
+        legs.center,
+        legs.angle,
+        goal.center - legs.center,
+        goal.angle - legs.angle,
+        goal.velocity,
+        goal.spin,
+        jnp.full_like(goal.spin, DT),
+    )
+    _, _, flight, hit = jax.lax.while_loop(
+        lambda carry: (carry[0] < _MAX_HITS) & jnp.any(carry[1]),
+        one_hit,
+        (jnp.int32(0), jnp.ones(goal.spin.shape, bool), flight, jnp.zeros_like(touching)),
+    )
+    last = _arrived(flight)
+    legs = Motion(last.center, last.angle, last.velocity, last.spin)
     return jax.tree.map(lambda all, two: jnp.concatenate([all[:1], two]), end, legs), hit
 
 
-def _deepest(gap: Separation, corners: Vec, normals: Vec, v1: Vec, v2: Vec) -> tuple[Vec, Vec]:
-    """The point of deepest entry and the direction out of the ground, ``[slot, ...]``."""
-    heights = dot(gap.up, corners[:, None] - v1)
-    lowest = pick([corners[i] for i in range(4)], argmax(-heights))
-    side_normal = pick([normals[i] for i in range(4)], argmax(gap.of_sides))
+def _arrived(flight: _Flight) -> _Flight:
+    return flight._replace(center=flight.center + flight.shift, angle=flight.angle + flight.turning)
+
+
+def _deepest(
+    gap: Separation,
+    corners: Vec,
+    normals: Vec,
+    old_corners: Vec,
+    old_normals: Vec,
+    v1: Vec,
+    v2: Vec,
+) -> tuple[Vec, Vec, Array]:
+    """The point of deepest entry, the direction out of the ground, and how far the one was
+    from the other before. ``[slot, leg]``."""
+    lowest = argmax(-dot(gap.up, corners[:, None] - v1))
+    side = argmax(gap.of_sides)
+    corner, old_corner, side_normal, old_normal, old_start = (
+        pick([options[i] for i in range(4)], index)
+        for options, index in (
+            (corners, lowest),
+            (old_corners, lowest),
+            (normals, side),
+            (old_normals, side),
+            (old_corners, side),
+        )
+    )
     tip = where(dot(side_normal, v1 - v2) < 0, v1, v2)
     by_corner = gap.of_side <= gap.of_edge
-    return where(by_corner, lowest, tip), where(by_corner, gap.up, -side_normal)
+    old_gap = jnp.where(by_corner, dot(gap.up, old_corner - v1), dot(old_normal, tip - old_start))
+    return where(by_corner, corner, tip), where(by_corner, gap.up, -side_normal), old_gap
+
+
+def _struck(flight: _Flight, arm: Vec, normal: Vec, hit: Array) -> tuple[Vec, Array]:
+    """Velocity and spin after an inelastic impact with friction at ``arm`` from the centre."""
+    velocity, spin = flight.velocity, flight.spin
+    normal_impulse = jnp.zeros_like(spin)
+    tangent = Vec(normal.y, -normal.x)
+
+    def along(direction: Vec) -> tuple[Array, Array]:
+        lever = cross(arm, direction)
+        rate = dot(velocity, direction) + lever * spin
+        return lever, -rate / (1 / MASS[1] + lever * lever * (1 / INERTIA[1]))
+
+    for direction in (normal, tangent, normal):
+        lever, impulse = along(direction)
+        if direction is normal:
+            impulse = jnp.where(hit, jnp.maximum(impulse, -normal_impulse), 0)
+            normal_impulse = normal_impulse + impulse
+        else:
+            reach = FRICTION * normal_impulse
+            impulse = jnp.clip(impulse, -reach, reach)
+        velocity = velocity + direction * (impulse * (1 / MASS[1]))
+        spin = spin + impulse * lever * (1 / INERTIA[1])
+    return velocity, spin
