@@ -212,10 +212,14 @@ class Agent:
         name = self.env.spec.gymnasium_id
         if name is None:
             raise UserError(f"{self.env.spec.id} has no counterpart in Gymnasium")
-        kwargs = self.config.env_kwargs
-        games = gymnasium.vector.SyncVectorEnv(
-            [lambda: gymnasium.make(name, **kwargs) for _ in range(episodes)]
-        )
+        ours = self.env.spec.solver_kwargs
+        kwargs = {key: x for key, x in self.config.env_kwargs.items() if key not in ours}
+        try:
+            games = gymnasium.vector.SyncVectorEnv(
+                [lambda: gymnasium.make(name, **kwargs) for _ in range(episodes)]
+            )
+        except TypeError as error:
+            raise UserError(f"{name} in Gymnasium cannot be made with {kwargs}: {error}") from None
         chosen = range(self.config.num_seeds) if members is None else members
         before = self.member
         try:

@@ -70,7 +70,8 @@ class EnvSpec:
 
     ``max_episode_steps`` is Gymnasium's ``TimeLimit``: `jaxrl_scale.rollout` truncates
     there, the physics never counts steps. ``gymnasium_id`` names the environment of real
-    Gymnasium that this one reproduces, ``None`` where there is none.
+    Gymnasium that this one reproduces, ``None`` where there is none. ``solver_kwargs`` are
+    parameters that it does not have, since they say how the physics is computed, not what it is.
     """
 
     id: str
@@ -78,6 +79,7 @@ class EnvSpec:
     action: Discrete | Box
     max_episode_steps: int | None = None
     gymnasium_id: str | None = None
+    solver_kwargs: tuple[str, ...] = ()
     observation_dtype: Any = np.float32
 
 

@@ -256,6 +256,29 @@ def test_a_policy_earns_the_same_in_our_cartpole_and_in_gymnasiums(agent):
     assert spread < 2  # else it would prove nothing
 
 
+def untrained(**options):
+    config = Config(num_envs=4, num_shards=1, hidden_sizes=(8,), **options)
+    env = cfg.make_env(config)
+    placement = distributed.place(config.replace(devices=1), jax.local_devices()[:1])
+    algo = Runner(config, env, placement).algo
+    actor = jax.tree.map(lambda x: x[None], algo.actor(algo.init_shared(jax.random.key(0))))
+    return evaluate.Agent(config, env, algo, actor, iteration=0)
+
+
+def test_what_only_concerns_our_solver_is_kept_from_gymnasium():
+    pytest.importorskip("Box2D")
+    kwargs = {"velocity_iterations": 10, "gravity": -5.0}
+    agent = untrained(env="LunarLander-v3", env_kwargs=kwargs)
+    assert agent.evaluate_in_gymnasium(episodes=2).shape == (1, 2)
+
+
+def test_a_parameter_that_gymnasium_does_not_have_is_told_in_one_line():
+    agent = untrained(env="CartPole-v1", env_kwargs={"masspole": 0.2})
+    with pytest.raises(UserError, match=r"CartPole-v1 in Gymnasium .*masspole") as raised:
+        agent.evaluate_in_gymnasium(episodes=2)
+    assert "\n" not in str(raised.value)
+
+
 # --- statistics -----------------------------------------------------------------------------
 
 

@@ -24,6 +24,7 @@ EVERYTHING = {
 CONFIGS = {
     "cartpole": small(iterations=24),
     "pendulum, every option": small(EVERYTHING, env="Pendulum-v1"),
+    "lunar lander": small(env="LunarLander-v3", rollout_length=96, iterations=3),
     "acrobot, shared torso": small(env="Acrobot-v1", shared_torso=True, activation="relu"),
 }
 

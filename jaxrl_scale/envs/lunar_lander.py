@@ -80,6 +80,7 @@ class LunarLander:
             action=Box(-1.0, 1.0, (2,)) if self.continuous else Discrete(4),
             max_episode_steps=1000,
             gymnasium_id=name,
+            solver_kwargs=("velocity_iterations", "position_iterations"),
         )
 
     def reset(self, key: Key) -> tuple[LunarLanderState, Array]:
