@@ -212,9 +212,9 @@ def fly_batch(name: str, member: int, seeds: Sequence[int]) -> Flights:
     kwargs: dict[str, Any] = {}
     if Path(name).is_dir():
         config = loaded(name).config
-        made, kwargs = loaded(name).env.spec.gymnasium_id, dict(config.env_kwargs)
-        for ours in ("velocity_iterations", "position_iterations"):
-            kwargs.pop(ours, None)
+        spec = loaded(name).env.spec
+        made = spec.gymnasium_id
+        kwargs = {key: x for key, x in config.env_kwargs.items() if key not in spec.solver_kwargs}
     games: list = [gymnasium.make(made, **kwargs) for _ in seeds]
     obs = np.stack([game.reset(seed=seed)[0] for game, seed in zip(games, seeds, strict=True)])
     choose = policy_there(name, member, games)
@@ -292,7 +292,7 @@ def statistics_command(args: argparse.Namespace) -> int:
     rows, settling, counts, good = [], [], [], True
     for name in POLICIES:
         here = fly_here(env, name, args.episodes)
-        wanted = args.gymnasium_episodes if name == "heuristic" else args.gymnasium_episodes // 4
+        wanted = args.gymnasium_episodes
         there = fly_there(name, wanted) if wanted else None
         counts.append(f"{name} {args.episodes:,} and {wanted:,}")
         for figure, sample in figures(name, here).items():
@@ -511,7 +511,7 @@ def main() -> int:
         "--gymnasium_episodes",
         type=int,
         default=4000,
-        help="of the heuristic in Gymnasium, and a quarter of the others; 0: none [4000]",
+        help="of each policy, in Gymnasium; 0: none [4000]",
     )
     sub.add_argument("--velocity_iterations", type=int, default=LunarLander.velocity_iterations)
     sub.add_argument("--position_iterations", type=int, default=LunarLander.position_iterations)
