@@ -166,7 +166,7 @@ def drawn(seed, steps=0, wind=False):
 
 
 def state_of(env):
-    """Our state with what Gymnasium's consists of now, but without impulses of contacts."""
+    """Our state with what Gymnasium's consists of now."""
     bodies = [env.lander, *env.legs]
 
     def vec(points):
@@ -180,21 +180,16 @@ def state_of(env):
     )
     # Box2D keeps the impulses of motor and limit apart.
     torques = [leg.joint.GetMotorTorque(1.0) + leg.joint.GetReactionTorque(1.0) for leg in env.legs]
-    corner = np.clip(np.round(motion.center.x[1:] / physics.CHUNK), 1, 9).astype(np.int32)
-    edge = np.stack([corner - corner % 2, corner - 1 + corner % 2])  # the even one, the odd one
-    none = np.zeros((2, 2, 2), np.float32)
-    contacts = physics.Contacts(
-        edge=edge,
-        touching=np.array([[s[leg] in edges_at(env.legs[leg]) for leg in (0, 1)] for s in edge]),
-        key=np.full((2, 2, 2), -1, np.int32),
-        normal=none,
-        tangent=none,
-    )
+    ground = ground_of(env)
     return LunarLanderState(
         physics.World(
-            motion, np.array(torques, np.float32), contacts, np.bool_(False), np.float32(0)
+            motion,
+            np.array(torques, np.float32),
+            contacts_of(env, motion, ground),
+            np.bool_(False),
+            np.float32(0),
         ),
-        ground=ground_of(env),
+        ground=ground,
         legs_down=np.array([bool(leg.ground_contact) for leg in env.legs]),
         shaping=np.float32(env.prev_shaping),
         engines=np.zeros(2, np.float32),
@@ -203,10 +198,45 @@ def state_of(env):
     )
 
 
-def edges_at(leg):
-    """Numbers of the edges of the ground that a leg of Gymnasium's touches."""
-    touching = [at.contact for at in leg.contacts if at.contact.touching]
-    return [round(c.fixtureA.shape.vertices[0][0] / physics.CHUNK) for c in touching]
+def contacts_of(env, motion, ground):
+    """The contacts of Gymnasium's legs, with the impulses that Box2D remembers.
+
+    Its points are named otherwise than ours, so each is given to our nearest.
+    """
+    corner = np.clip(np.round(motion.center.x[1:] / physics.CHUNK), 1, 9).astype(np.int32)
+    edge = np.stack([corner - corner % 2, corner - 1 + corner % 2])  # the even one, the odd one
+    touching = np.zeros((2, 2), bool)
+    key = np.full((2, 2, 2), -1, np.int32)
+    impulses = np.zeros((2, 2, 2, 2), np.float32)  # along normal and tangent
+    found = None
+    for leg, body in enumerate(env.legs):
+        for contact in (at.contact for at in body.contacts if at.contact.touching):
+            number = round(contact.fixtureA.shape.vertices[0][0] / physics.CHUNK)
+            slot = number % 2
+            if edge[slot, leg] != number:
+                continue
+            found = found or jax.tree.map(np.asarray, manifolds(motion, ground))
+            touching[slot, leg] = True
+            world = contact.worldManifold.points
+            for point in range(contact.manifold.pointCount):
+                ours = np.hypot(
+                    found.point.x[:, slot, leg] - world[point][0],
+                    found.point.y[:, slot, leg] - world[point][1],
+                ).argmin()
+                theirs = contact.manifold.points[point]
+                key[ours, slot, leg] = found.key[ours, slot, leg]
+                impulses[:, ours, slot, leg] = theirs.normalImpulse, theirs.tangentImpulse
+    return physics.Contacts(edge, touching, key, impulses[0], impulses[1])
+
+
+@jax.jit
+def manifolds(motion, ground):
+    """Of both legs with the edges below them."""
+    legs = slice(1, 3)
+    _, v1, v2 = physics.edges(ground, motion.center.x[legs])
+    turned = rigid_body.rotation(motion.angle)
+    corners, normals = rigid_body.outline(physics.LEG, motion.center[legs], turned[legs])
+    return rigid_body.collide(corners[:, None], normals[:, None], motion.center[legs], v1, v2)
 
 
 def ground_of(env):
@@ -476,7 +506,14 @@ def hull_errors(env, found):
         np.abs(get(new.world.motion)[:, 0] - get(found.after.world.motion)[:, 0])
         for get in (lambda m: m.velocity.x, lambda m: m.velocity.y, lambda m: m.spin)
     ]
-    return np.max(parts, axis=0), (ours.obs[:, 6:] == found.obs[:, 6:]).all(1)
+    error, equal = np.max(parts, axis=0), (ours.obs[:, 6:] == found.obs[:, 6:]).all(1)
+    quantiles = np.quantile(error, [0.5, 0.75, 0.9, 0.95, 1])
+    print(  # for pytest -s
+        f"{len(error)} contact steps: hull velocity (m/s) and spin (rad/s) differ by at most "
+        + ", ".join(f"{x:.2g}" for x in quantiles)
+        + f" at 50, 75, 90, 95, 100 %; flags equal in {equal.mean():.1%}"
+    )
+    return error, equal
 
 
 def change_of(found):
@@ -506,7 +543,7 @@ def test_a_soft_contact_is_solved_as_box2d_does_when_it_converges(converged):
 
 
 def test_a_contact_is_solved_nearly_as_in_gymnasium():
-    """Without what was remembered of the contacts, and Box2D stops before it converges."""
+    """Box2D stops before it converges."""
     found = contact_moments(judge(), heuristic, range(16), each=24)
     assert len(found.reward) > 300
     error, equal = hull_errors(PLAIN, found)
