@@ -28,7 +28,6 @@ from jaxrl_scale.envs.rigid_body import (
     Motion,
     Pinned,
     Polygon,
-    Separation,
     Vec,
     argmax,
     collide,
@@ -560,12 +559,11 @@ def _stop_at_ground(
     def one_hit(carry: tuple[Array, Array, _Flight, Array]) -> tuple[Array, Array, _Flight, Array]:
         count, active, flight, hit = carry
         here, there = flight, _arrived(flight)
-        corners, normals = outline(LEG, there.center, rotation(there.angle))
-        gap = separate(corners[:, None], normals[:, None], there.center, v1, v2)
-        before = outline(LEG, here.center, rotation(here.angle))
-        point, normal, old_gap = _deepest(gap, corners, normals, *before, v1, v2)
-        deep = (gap.gap < 0.75 * _LINEAR_SLOP) & (~touching | (old_gap > _LINEAR_SLOP))
-        share = (old_gap - _STOP) / jnp.maximum(old_gap - gap.gap, 1e-6)
+        old_outline = outline(LEG, here.center, rotation(here.angle))
+        new_outline = outline(LEG, there.center, rotation(there.angle))
+        point, normal, old_gap, gap = _closing(old_outline, new_outline, here.center, v1, v2)
+        deep = (gap < 0.75 * _LINEAR_SLOP) & (~touching | (old_gap > _LINEAR_SLOP))
+        share = (old_gap - _STOP) / jnp.maximum(old_gap - gap, 1e-6)
         share = jnp.where(deep, jnp.clip(share, 0, 1), 1)  # of the way, until the impact
         odd = share[1] < share[0]
         share = once(jnp.minimum(share[0], share[1]))
@@ -608,33 +606,27 @@ def _arrived(flight: _Flight) -> _Flight:
     return flight._replace(center=flight.center + flight.shift, angle=flight.angle + flight.turning)
 
 
-def _deepest(
-    gap: Separation,
-    corners: Vec,
-    normals: Vec,
-    old_corners: Vec,
-    old_normals: Vec,
-    v1: Vec,
-    v2: Vec,
-) -> tuple[Vec, Vec, Array]:
-    """The point of deepest entry, the direction out of the ground, and how far the one was
-    from the other before. ``[slot, leg]``."""
-    lowest = argmax(-dot(gap.up, corners[:, None] - v1))
-    side = argmax(gap.of_sides)
-    corner, old_corner, side_normal, old_normal, old_start = (
-        pick([options[i] for i in range(4)], index)
-        for options, index in (
-            (corners, lowest),
-            (old_corners, lowest),
-            (normals, side),
-            (old_normals, side),
-            (old_corners, side),
-        )
-    )
+def _closing(
+    old: tuple[Vec, Vec], new: tuple[Vec, Vec], old_center: Vec, v1: Vec, v2: Vec
+) -> tuple[Vec, Vec, Array, Array]:
+    """The gap along the axis that separated a leg, given by its old and its new outline, from
+    an edge: the point that comes nearest in the end, the direction out of the ground, and the
+    gap before and after. ``[slot, leg]``."""
+    (old_corners, old_normals), (corners, normals) = old, new
+    before = separate(old_corners[:, None], old_normals[:, None], old_center, v1, v2)
+    by_corner = before.of_side <= before.of_edge
+
+    heights = dot(before.up, corners[:, None] - v1)
+    lowest = pick([corners[i] for i in range(4)], argmax(-heights))
+    side = argmax(before.of_sides)
+    start = pick([corners[i] for i in range(4)], side)
+    side_normal = pick([normals[i] for i in range(4)], side)
     tip = where(dot(side_normal, v1 - v2) < 0, v1, v2)
-    by_corner = gap.of_side <= gap.of_edge
-    old_gap = jnp.where(by_corner, dot(gap.up, old_corner - v1), dot(old_normal, tip - old_start))
-    return where(by_corner, corner, tip), where(by_corner, gap.up, -side_normal), old_gap
+    gap = jnp.where(by_corner, least(heights), dot(side_normal, tip - start))
+    point, normal = where(by_corner, lowest, tip), where(by_corner, before.up, -side_normal)
+    over = (cross(before.up, lowest - v1) <= 0) != (cross(before.up, lowest - v2) <= 0)
+    beside = by_corner & ~over  # a corner that falls past the end of the edge
+    return point, normal, before.gap, jnp.where(beside, before.gap, gap)
 
 
 def _struck(flight: _Flight, arm: Vec, normal: Vec, hit: Array) -> tuple[Vec, Array]:
