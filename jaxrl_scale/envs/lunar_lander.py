@@ -204,8 +204,9 @@ class LunarLander:
         torque = gust(state.torque_index, self.turbulence_power)
         push = Vec(wind * (DT / MASS[0]), jnp.zeros_like(wind))
         state = _kicked(state, push, torque * (DT / INERTIA[0]))
+        one = free.astype(jnp.int32)
         return state._replace(
-            wind_index=state.wind_index + free, torque_index=state.torque_index + free
+            wind_index=state.wind_index + one, torque_index=state.torque_index + one
         )
 
     def render(self, state: LunarLanderState) -> np.ndarray:

@@ -287,10 +287,10 @@ def _solve_velocities(
       Velocities and spins ``[3]``, torques, and the contacts with their impulses.
     """
     zero = jnp.zeros_like(motion.angle[0])
-    one = zero + 1
+    one = jnp.ones_like(zero)
     v = _generalised(system, motion)
     joints = [
-        respond(system, Vec(zero, zero), [-one, one * (leg == 0), one * (leg == 1)])
+        respond(system, Vec(zero, zero), [-one, *((one, zero) if leg == 0 else (zero, one))])
         for leg in (0, 1)
     ]
     joint_share = [once(_RELAXATION / (joints[leg][3 + leg] - joints[leg][2])) for leg in (0, 1)]
