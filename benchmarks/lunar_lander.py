@@ -208,14 +208,9 @@ def fly_batch(name: str, member: int, seeds: Sequence[int]) -> Flights:
     """An episode of each seed, in step with each other, which suits a network."""
     import gymnasium
 
-    made: str | None = ENV
-    kwargs: dict[str, Any] = {}
-    if Path(name).is_dir():
-        config = loaded(name).config
-        spec = loaded(name).env.spec
-        made = spec.gymnasium_id
-        kwargs = {key: x for key, x in config.env_kwargs.items() if key not in spec.solver_kwargs}
-    games: list = [gymnasium.make(made, **kwargs) for _ in seeds]
+    trained = Path(name).is_dir()
+    make = loaded(name).make_in_gymnasium if trained else lambda: gymnasium.make(ENV)
+    games: list = [make() for _ in seeds]
     obs = np.stack([game.reset(seed=seed)[0] for game, seed in zip(games, seeds, strict=True)])
     choose = policy_there(name, member, games)
     nothing = np.zeros(len(games), int)
@@ -289,12 +284,10 @@ def statistics_command(args: argparse.Namespace) -> int:
     env = LunarLander(
         velocity_iterations=args.velocity_iterations, position_iterations=args.position_iterations
     )
-    rows, settling, counts, good = [], [], [], True
+    rows, settling, good = [], [], True
     for name in POLICIES:
         here = fly_here(env, name, args.episodes)
-        wanted = args.gymnasium_episodes
-        there = fly_there(name, wanted) if wanted else None
-        counts.append(f"{name} {args.episodes:,} and {wanted:,}")
+        there = fly_there(name, args.gymnasium_episodes) if args.gymnasium_episodes else None
         for figure, sample in figures(name, here).items():
             mean, error = float(sample.mean()), error_of(sample)
             row = [name, figure, measured(figure, mean, error)]
@@ -321,7 +314,10 @@ def statistics_command(args: argparse.Namespace) -> int:
                     values = np.percentile(steps, QUANTILES)
                     settling.append([where, f"{steps.size:,}", *(f"{x:.0f}" for x in values)])
     sweeps = f"{args.velocity_iterations}/{args.position_iterations} iterations"
-    print(f"episodes here ({sweeps}) and in Gymnasium: {'; '.join(counts)}\n")
+    print(
+        f"episodes of each policy: {args.episodes:,} here ({sweeps}), "
+        f"{args.gymnasium_episodes:,} in Gymnasium\n"
+    )
     header = ["policy", "figure", "jaxrl_scale", "Gymnasium", "difference", "target of ours", ""]
     table(header, rows)
     print("Steps from the first contact to rest, heuristic, episodes that landed:\n")

@@ -209,17 +209,7 @@ class Agent:
         """
         import gymnasium
 
-        name = self.env.spec.gymnasium_id
-        if name is None:
-            raise UserError(f"{self.env.spec.id} has no counterpart in Gymnasium")
-        ours = self.env.spec.solver_kwargs
-        kwargs = {key: x for key, x in self.config.env_kwargs.items() if key not in ours}
-        try:
-            games = gymnasium.vector.SyncVectorEnv(
-                [lambda: gymnasium.make(name, **kwargs) for _ in range(episodes)]
-            )
-        except TypeError as error:
-            raise UserError(f"{name} in Gymnasium cannot be made with {kwargs}: {error}") from None
+        games = gymnasium.vector.SyncVectorEnv([self.make_in_gymnasium] * episodes)
         chosen = range(self.config.num_seeds) if members is None else members
         before = self.member
         try:
@@ -228,6 +218,22 @@ class Agent:
             self.member = before
             games.close()
         return np.stack(returns)
+
+    def make_in_gymnasium(self) -> Any:
+        """The environment of real Gymnasium that ours reproduces, with the same parameters.
+
+        Raises `UserError` where there is none, or none with such parameters.
+        """
+        import gymnasium
+
+        name, ours = self.env.spec.gymnasium_id, self.env.spec.solver_kwargs
+        if name is None:
+            raise UserError(f"{self.env.spec.id} has no counterpart in Gymnasium")
+        kwargs = {key: x for key, x in self.config.env_kwargs.items() if key not in ours}
+        try:
+            return gymnasium.make(name, **kwargs)
+        except TypeError as error:
+            raise UserError(f"{name} in Gymnasium cannot be made with {kwargs}: {error}") from None
 
     def _play_in_gymnasium(self, games: Any, member: int, greedy: bool) -> np.ndarray:
         self.member = member

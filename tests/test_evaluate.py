@@ -231,14 +231,19 @@ def test_a_member_that_the_run_does_not_have_cannot_be_loaded(run):
         load(run, member=1)
 
 
-def test_continuous_actions_stay_in_their_box():
-    config = Config(env="Pendulum-v1", num_envs=4, num_shards=1, hidden_sizes=(8,))
+def untrained(scale=1, **options):
+    """An agent as it is initialised, with parameters ``scale`` times as large."""
+    config = Config(num_envs=4, num_shards=1, hidden_sizes=(8,), **options)
     env = cfg.make_env(config)
-    one = distributed.place(config.replace(devices=1), jax.local_devices()[:1])
-    algo = Runner(config, env, one).algo
+    placement = distributed.place(config.replace(devices=1), jax.local_devices()[:1])
+    algo = Runner(config, env, placement).algo
     params = algo.actor(algo.init_shared(jax.random.key(0)))
-    actor = jax.tree.map(lambda x: 1000 * x[None], params)
-    agent = evaluate.Agent(config, env, algo, actor, iteration=0)
+    actor = jax.tree.map(lambda x: scale * x[None], params)
+    return evaluate.Agent(config, env, algo, actor, iteration=0)
+
+
+def test_continuous_actions_stay_in_their_box():
+    agent = untrained(scale=1000, env="Pendulum-v1")
     obs = np.random.default_rng(0).normal(size=(256, 3))
     for greedy in (True, False):
         actions = agent.act(obs, greedy=greedy)
@@ -254,15 +259,6 @@ def test_a_policy_earns_the_same_in_our_cartpole_and_in_gymnasiums(agent):
     assert abs(ours.mean() - theirs.mean()) < 3 * spread
     assert stats.ks_2samp(ours, theirs).pvalue > 0.01
     assert spread < 2  # else it would prove nothing
-
-
-def untrained(**options):
-    config = Config(num_envs=4, num_shards=1, hidden_sizes=(8,), **options)
-    env = cfg.make_env(config)
-    placement = distributed.place(config.replace(devices=1), jax.local_devices()[:1])
-    algo = Runner(config, env, placement).algo
-    actor = jax.tree.map(lambda x: x[None], algo.actor(algo.init_shared(jax.random.key(0))))
-    return evaluate.Agent(config, env, algo, actor, iteration=0)
 
 
 def test_what_only_concerns_our_solver_is_kept_from_gymnasium():

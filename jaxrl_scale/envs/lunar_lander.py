@@ -195,10 +195,8 @@ class LunarLander:
 
         def gust(index: Array, power: float) -> Array:
             k = index.astype(dtype)
-            return (
-                jnp.where(free, jnp.tanh(jnp.sin(0.02 * k) + jnp.sin(math.pi * 0.01 * k)), 0)
-                * power
-            )
+            strength = jnp.tanh(jnp.sin(0.02 * k) + jnp.sin(math.pi * 0.01 * k))
+            return jnp.where(free, strength, 0) * power
 
         wind = gust(state.wind_index, self.wind_power)
         torque = gust(state.torque_index, self.turbulence_power)

@@ -200,9 +200,8 @@ def advance(
     still = (dot(velocity, velocity) <= _CALM_SPEED**2) & (spin * spin <= _CALM_SPIN**2)
     calm = jnp.where(still[0] & still[1] & still[2], world.calm + DT, 0)
 
-    turned = rotation(angle)
     _, hull_v1, hull_v2 = edges(ground, center.x[0])
-    corners, normals = outline(HULL, center[0], turned[0])
+    corners, normals = outline(HULL, center[0], rotation(angle[0]))
     hull_gap = separate(corners[:, None], normals[:, None], center[0], hull_v1, hull_v2).gap
     hull_gap = least(hull_gap)
     end = Motion(center, angle, velocity, spin)
@@ -298,6 +297,7 @@ def _solve_velocities(
     for leg in (0, 1):
         v = v + joints[leg] * torques[leg]
 
+    edge_contacts = [] if manifold is None else [(leg, slot) for leg in (1, 0) for slot in (0, 1)]
     normal_impulses: dict[tuple, Array] = {}
     tangent_impulses: dict[tuple, Array] = {}
     if manifold is not None:
@@ -328,11 +328,7 @@ def _solve_velocities(
             new = jnp.where(limited.lower[leg], jnp.maximum(new, to_stop), new)
             new = jnp.where(limited.upper[leg], jnp.minimum(new, to_stop), new)
             torques[leg] = apply(joints[leg], old, new)
-        if manifold is None:
-            ats = []
-        else:
-            ats = [(leg, slot) for leg in (1, 0) for slot in (0, 1)]
-        for leg, slot in ats:
+        for leg, slot in edge_contacts:
             for point in (0, 1):  # friction first, as the other matters more
                 at = point, slot, leg
                 old, reach = tangent_impulses[at], FRICTION * normal_impulses[at]
