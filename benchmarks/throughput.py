@@ -49,14 +49,14 @@ def measure(env: str, name: str, seconds: float, num_shards: int) -> dict[str, f
     start = time.perf_counter()
     runner.compile()
     compile_seconds = time.perf_counter() - start
-    state, _ = runner.step(runner.init())
+    state, *_ = runner.step(runner.init())
     block = 131_072 // config.steps_per_iteration
     speeds: list[float] = []
     start = time.perf_counter()
     while time.perf_counter() - start < seconds:
         began, steps = time.perf_counter(), 0
         for _ in range(block):
-            state, metrics = runner.step(state)
+            state, metrics, _ = runner.step(state)
             steps += int(metrics["steps"][0])
         speeds.append(steps / (time.perf_counter() - began))
     return {

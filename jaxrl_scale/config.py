@@ -130,6 +130,27 @@ class Config:
         return dataclasses.replace(self, **changes)
 
 
+@dataclass(frozen=True)
+class Launch:
+    """How this process finds the others of its run: no part of the run itself."""
+
+    coordinator: str | None = option(
+        None, "HOST[:PORT] of process 0; none: from Slurm, OpenMPI or JAX_COORDINATOR_ADDRESS"
+    )
+    num_processes: int | None = option(
+        None, "processes of the run; none: from the same, or JAX_NUM_PROCESSES", low=1
+    )
+    process_id: int | None = option(
+        None, "which of them this is, from 0; none: from the same, or JAX_PROCESS_ID", low=0
+    )
+    start_timeout: float = option(
+        300.0, "seconds to wait for all processes to come", low=1, high=86_400
+    )
+    heartbeat: float = option(
+        20.0, "seconds of silence after which a process counts as lost", low=1, high=3_600
+    )
+
+
 # --- checks ---------------------------------------------------------------------------------
 
 _INT32 = 2**31 - 1  # JAX counts and indexes in int32
@@ -346,6 +367,17 @@ def load(argv: Sequence[str]) -> tuple[Config, str, str | None]:
     return config, name, chosen.resume
 
 
+def load_launch(argv: Sequence[str]) -> Launch:
+    """The options of ``argv`` that say how this process finds the others; `load` checks the
+    rest of them."""
+    parser, hints = Parser(add_help=False), typing.get_type_hints(Launch)
+    _add_options(parser, Launch(), "")
+    texts = vars(parser.parse_known_args(argv)[0])
+    launch = Launch(**{name: _convert(name, text, hints[name]) for name, text in texts.items()})
+    _check_fields(launch, "--")
+    return launch
+
+
 def _changes(config: Config, argv: Sequence[str]) -> dict[str, Any]:
     """What ``argv`` sets, by the names of `flatten`."""
     parser = _parser(config)
@@ -356,7 +388,8 @@ def _changes(config: Config, argv: Sequence[str]) -> dict[str, Any]:
     if unknown:
         raise UserError(_unknown(config, unknown[0]))
 
-    texts = {k: v for k, v in vars(given).items() if k not in ("config", "resume", "algo")}
+    others = ("config", "resume", "algo", *(f.name for f in dataclasses.fields(Launch)))
+    texts = {k: v for k, v in vars(given).items() if k not in others}
     own = {k.removeprefix("env_kwargs."): k for k in texts if k.startswith("env_kwargs.")}
     env_kwargs = {name: _parse_literal(texts.pop(key)) for name, key in own.items()}
     hints = typing.get_type_hints(type(config))
@@ -441,7 +474,7 @@ exit status:
   2   a mistake in the call or in the config; nothing was started
   3   no agent's loss is finite any more
   74  input/output error, such as a full disk
-  75  stopped by a signal and saved; --resume continues it
+  75  stopped by a signal and saved, or another process was lost; --resume continues
 """
 
 
@@ -464,17 +497,19 @@ def _parser(config: Config) -> Parser:
         f"defaults [{config.algo.name}]",
     )
     _add_options(parser, config, "")
-    _add_options(parser, config.algo, "algo.")
+    _add_options(parser.add_argument_group("several processes"), Launch(), "")
+    title = f"the algorithm's own ({config.algo.name})"
+    _add_options(parser.add_argument_group(title), config.algo, "algo.")
     return parser
 
 
-def _add_options(parser: argparse.ArgumentParser, config: Any, prefix: str) -> None:
-    hints = typing.get_type_hints(type(config))
-    group = parser.add_argument_group(f"the algorithm's own ({config.name})") if prefix else parser
+def _add_options(parser: Any, config: Any, prefix: str) -> None:
+    """The fields of ``config`` as options; those of `Config` in groups."""
+    hints, group = typing.get_type_hints(type(config)), parser
     for f in dataclasses.fields(config):
         if f.name == "algo":
             continue
-        if not prefix and f.name in _GROUPS:
+        if isinstance(config, Config) and f.name in _GROUPS:
             group = parser.add_argument_group(_GROUPS[f.name])
         name, hint = prefix + f.name, hints[f.name]
         is_dict = typing.get_origin(hint) is dict
@@ -569,7 +604,7 @@ def _parse_literal(text: str) -> Any:
 def _unknown(config: Config, text: str) -> str:
     """What is wrong with an argument that the parser does not know."""
     name = text.split("=")[0]
-    fields = ["config", "resume", "help", *flatten(config)]
+    fields = ["config", "resume", "help", *flatten(config), *vars(Launch())]
     # Compared without what precedes a dot too, so that --learning_rate finds
     # --algo.learning_rate.
     known = {field.split(".")[-1]: field for field in fields} | {field: field for field in fields}
@@ -692,6 +727,7 @@ def flatten(config: Config) -> dict[str, Any]:
 
 __all__ = [
     "Config",
+    "Launch",
     "Parser",
     "check",
     "check_minibatches",
@@ -699,6 +735,7 @@ __all__ = [
     "from_json",
     "largest_divisor",
     "load",
+    "load_launch",
     "make_env",
     "nearest",
     "option",

@@ -1,4 +1,5 @@
-"""Devices: the ONLY file that knows ``pmap``, the axis name, placement and the fixed-order sum.
+"""Devices: the ONLY file that knows ``pmap``, ``jax.distributed``, the axis name, placement and
+the fixed-order sum.
 
 **The fixed order.** Floating-point addition does not associate, so a run that is to be the
 same on any number of devices must add in the same order on all of them. Each shard's term is
@@ -17,7 +18,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +33,8 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from jaxrl_scale.config import Config, largest_divisor
-from jaxrl_scale.types import Array, Pool, PyTree, UserError
+from jaxrl_scale.hosts import Hosts, machine, split
+from jaxrl_scale.types import Array, Pool, PyTree, Span, UserError
 
 AXIS = "devices"
 
@@ -35,16 +42,32 @@ AXIS = "devices"
 # --- set-up ---------------------------------------------------------------------------------
 
 
-def available_cores() -> int:
+def visible_cores() -> list[int]:
     """CPU cores that this process may use (a Slurm or container limit counts)."""
     try:
-        return len(os.sched_getaffinity(0))
+        cores = sorted(os.sched_getaffinity(0))
     except AttributeError:  # macOS
-        return os.cpu_count() or 1
+        cores = list(range(os.cpu_count() or 1))
+    return cores[: int(os.environ.get("SLURM_CPUS_PER_TASK") or len(cores))]
 
 
-def initialize(config: Config) -> Placement:
-    """Set JAX up for this config and place the run on the local devices.
+def visible_gpus() -> list[str]:
+    """The identities of the NVIDIA GPUs that this process may use, in their order."""
+    command = shutil.which("nvidia-smi")
+    if command is None or os.environ.get("JAX_PLATFORMS", "").startswith("cpu"):
+        return []
+    done = subprocess.run([command, "-L"], capture_output=True, text=True, timeout=60)
+    found = re.findall(r"UUID: (\S+?)\)", done.stdout)
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return found
+    names = [name.strip() for name in chosen.split(",")]
+    by_index = {str(k): gpu for k, gpu in enumerate(found)}
+    return [by_index.get(name, name) for name in names if name in by_index or name in found]
+
+
+def initialize(config: Config, hosts: Hosts | None = None) -> Placement:
+    """Set JAX up for this config, on all processes, and place the run on their devices.
 
     Must come before anything else touches a device; in a process where something did (a
     notebook), the CPU devices that exist are used. Raises `UserError` when ``devices`` asks
@@ -57,28 +80,82 @@ def initialize(config: Config) -> Placement:
         jax.config.update("jax_compilation_cache_dir", os.path.expanduser(config.compilation_cache))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     jax.config.update("jax_default_matmul_precision", config.matmul_precision)
+    hosts = hosts or Hosts()
+    cores = _span(hosts) if hosts.several else len(visible_cores())
     with contextlib.suppress(RuntimeError):  # in a notebook the backend may exist already
         # One CPU device a core; without effect where the default backend is a GPU.
-        jax.config.update("jax_num_cpu_devices", config.devices or available_cores())
-    return place(config, jax.local_devices())
+        jax.config.update("jax_num_cpu_devices", config.devices or cores)
+    if not hosts.several:
+        return place(config, jax.local_devices())
+    placement = place(config, jax.devices())
+    placement.connect()
+    return placement
+
+
+def _span(hosts: Hosts) -> int:
+    """Start ``jax.distributed``; returns the cores that every process has for itself."""
+    seen = [machine(), visible_cores(), visible_gpus()]
+    everybody = hosts.share("what it may use", seen)
+    cores = min(
+        len(split(k, [(on, cores) for on, cores, _ in everybody])) for k in range(len(everybody))
+    )
+    gpus = split(hosts.process_id, [(on, gpus) for on, _, gpus in everybody])
+    if seen[2] and not gpus:
+        raise UserError(
+            f"no GPU is left for this process: others share the {len(seen[2])} here; "
+            "start at most one process a GPU"
+        )
+    # Its own heartbeat ends in an abort that names nobody: ours comes first.
+    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM from us
+    jax.distributed.initialize(
+        coordinator_address=f"{hosts.cluster.host}:{hosts.share('port', free_port())[0]}",
+        num_processes=hosts.num_processes,
+        process_id=hosts.process_id,
+        local_device_ids=[seen[2].index(gpu) for gpu in gpus] or None,
+        cluster_detection_method="deactivate",
+        heartbeat_timeout_seconds=int(hosts.heartbeat) + 10,
+        shutdown_timeout_seconds=30,
+    )
+    return max(1, cores)
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return probe.getsockname()[1]
 
 
 def place(config: Config, devices: list[jax.Device]) -> Placement:
-    """The placement of a run on the first of ``devices``, as many as divide it."""
-    wanted = config.devices or len(devices)
-    if wanted > len(devices):
+    """The placement of a run on ``devices``, those of all its processes: on the first of each
+    process, equally many, as many as divide the run."""
+    of_process: dict[int, list[jax.Device]] = {}
+    for device in devices:
+        of_process.setdefault(device.process_index, []).append(device)
+    processes = len(of_process)
+    here = of_process[devices[0].process_index if processes == 1 else jax.process_index()]
+    fewest = min(map(len, of_process.values()))
+    wanted = config.devices or fewest
+    if wanted > fewest:
         raise UserError(
-            f"devices={wanted}, but this process has {len(devices)} "
-            f"{devices[0].platform} device(s); try devices={len(devices)}"
+            f"devices={wanted}, but this process has {fewest} "
+            f"{devices[0].platform} device(s); try devices={fewest}"
         )
-    by_members = config.num_seeds >= wanted and config.num_seeds % wanted == 0
-    count = wanted if by_members else largest_divisor(config.num_shards, wanted)
+    by_members = config.num_seeds % (processes * wanted) == 0
+    if not by_members and config.num_shards % processes:
+        raise UserError(
+            f"{processes} processes divide neither num_shards={config.num_shards} nor "
+            f"num_seeds={config.num_seeds}; "
+            f"try {largest_divisor(config.num_shards, processes)} processes"
+        )
+    count = wanted if by_members else largest_divisor(config.num_shards // processes, wanted)
     exact = config.reduction == "exact" or (
         config.reduction == "auto" and devices[0].platform == "cpu"
     )
     return Placement(
-        devices=tuple(devices[:count]),
-        idle=len(devices) - count,
+        devices=tuple(device for k in sorted(of_process) for device in of_process[k][:count]),
+        at_hand=tuple(here[:count]),
+        idle=len(here) - count,
         num_members=config.num_seeds,
         num_shards=config.num_shards,
         by_members=by_members,
@@ -235,9 +312,12 @@ def _pool(
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the members and shards of a run are. ``D`` devices, ``P`` members, ``S`` shards."""
+    """Where the members and shards of a run are. ``D`` devices of this process, ``P`` members
+    and ``S`` shards; ``P'`` and ``S'`` of one device. What a process holds, its own part of the
+    canonical state, is ``[P_own, …]`` and ``[P_own, S_own, …]``: all of it in a run of one."""
 
-    devices: tuple[jax.Device, ...]
+    devices: tuple[jax.Device, ...]  # of all processes
+    at_hand: tuple[jax.Device, ...]  # of this one
     idle: int  # local devices that the run leaves unused
     num_members: int
     num_shards: int
@@ -248,14 +328,37 @@ class Placement:
     def num_devices(self) -> int:
         return len(self.devices)
 
+    @property
+    def num_processes(self) -> int:
+        return len(self.devices) // len(self.at_hand)
+
+    @property
+    def own(self) -> dict[str, tuple[Span, ...]]:
+        """Which members, and which of their shards, this process holds: for the two trees of
+        the canonical state the spans of their leading axes."""
+        first, count = self.devices.index(self.at_hand[0]), len(self.at_hand)
+
+        def block(whole: int) -> Span:
+            each = whole // self.num_devices
+            return Span(first * each, (first + count) * each, whole)
+
+        members, shards = (Span(0, n, n) for n in (self.num_members, self.num_shards))
+        if self.by_members:
+            members = block(self.num_members)
+        else:
+            shards = block(self.num_shards)
+        return {"shared": (members,), "local": (members, shards)}
+
     def describe(self) -> str:
         """For people: ``2 cpu devices with 4 shards each, exact sums``."""
         by_seeds = self.by_members and self.num_members > 1
         held = (self.num_members if by_seeds else self.num_shards) // self.num_devices
         what = "seeds" if by_seeds else "shards"
         idle = f", {self.idle} idle" if self.idle else ""
-        kind = f"{self.devices[0].platform} device" + "s" * (self.num_devices > 1)
-        return f"{self.num_devices} {kind} with {held} {what} each{idle}, {self.reduction} sums"
+        here = len(self.at_hand)
+        kind = f"{self.devices[0].platform} device" + "s" * (here > 1)
+        several = f"{self.num_processes} processes of " if self.num_processes > 1 else ""
+        return f"{several}{here} {kind} with {held} {what} each{idle}, {self.reduction} sums"
 
     @property
     def reduction(self) -> str:
@@ -270,9 +373,25 @@ class Placement:
             return local_pool(self.num_shards, self.exact)
         return device_pool(self.num_shards, self.num_devices, self.exact)
 
+    # --- inside the program of one device ---------------------------------------------------
+
     def map_members(self, f: Callable[..., PyTree], *trees: PyTree) -> PyTree:
         """``f`` on each of the members ``[P', ...]`` that a device holds."""
         return map_exact(f, *trees) if self.exact else jax.vmap(f)(*trees)
+
+    def publish(self, tree: PyTree) -> PyTree:
+        """Results of a device's members ``[P', ...]`` for `read` of every process."""
+        if self.by_members and self.num_processes > 1:
+            return jax.tree.map(lambda x: jax.lax.all_gather(x, AXIS, tiled=True), tree)
+        return tree
+
+    def any(self, flag: Array) -> Array:
+        """Is a flag, a bool, true in any of the processes?"""
+        if self.num_processes == 1:
+            return flag
+        return jax.lax.pmax(flag.astype(jnp.int32), AXIS) > 0
+
+    # --- compiling --------------------------------------------------------------------------
 
     def compile(
         self,
@@ -289,53 +408,120 @@ class Placement:
         calls queue up (seen with jax 0.10.2).
         """
         options = {"xla_backend_optimization_level": "0"} if once else None
-        return self._mapped(f, donate).lower(*args).compile(compiler_options=options)
+        mapped = jax.pmap(f, axis_name=AXIS, devices=self.devices, donate_argnums=donate)
+        if self.num_processes == 1:
+            return mapped.lower(*args).compile(compiler_options=options)
+        # Of several processes pmap compiles only what is given as global arrays.
+        whole = jax.tree.map(lambda x: jax.core.ShapedArray(self._global(x.shape), x.dtype), args)
+        compiled = mapped.lower(*whole).compile(compiler_options=options)
+        return lambda *args: compiled(*jax.tree.map(self._to_global, args))
 
     def shapes(self, f: Callable[..., Any], *args: PyTree) -> PyTree:
-        """Shapes and dtypes of what `compile` would return for ``args``."""
-        return jax.eval_shape(self._mapped(f, ()), *args)
+        """Shapes and dtypes of what `compile` would return for ``args``, of this process."""
+        # As vmap, because pmap's abstract evaluation sees local devices only.
+        mapped = jax.vmap(f, axis_name=AXIS)
+        whole = jax.tree.map(lambda x: jax.ShapeDtypeStruct(self._global(x.shape), x.dtype), args)
 
-    def _mapped(self, f: Callable[..., Any], donate: tuple[int, ...]) -> Any:
-        return jax.pmap(f, axis_name=AXIS, devices=self.devices, donate_argnums=donate)
+        def here(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((len(self.at_hand), *x.shape[1:]), x.dtype)
+
+        return jax.tree.map(here, jax.eval_shape(mapped, *whole))
+
+    def _global(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (self.num_devices, *shape[1:])
+
+    def _to_global(self, x: Any) -> jax.Array:
+        """What this process holds of an array ``[D, ...]``, as its part of the whole one."""
+        if isinstance(x, jax.Array) and not x.is_fully_addressable:
+            return x  # came from another call
+        mesh = jax.sharding.Mesh(np.asarray(self.devices), (AXIS,))
+        sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(AXIS))
+        x = np.asarray(x)
+        return jax.make_array_from_process_local_data(sharding, x, self._global(x.shape))
+
+    def connect(self) -> None:
+        """A first collective: the processes connect, and gloo has its say of it unheard."""
+        with _unheard(1):
+            flags = np.zeros(len(self.at_hand), bool)
+            jax.block_until_ready(self.compile(self.any, flags)(flags))
+
+    # --- to and from the host ---------------------------------------------------------------
 
     def split_shared(self, tree: PyTree) -> PyTree:
-        """``[P, ...] -> [D, P', ...]``"""
+        """``[P_own, ...] -> [D, P', ...]``"""
+        here = len(self.at_hand)
 
         def split(x: np.ndarray) -> np.ndarray:
             if self.by_members:
-                return x.reshape(self.num_devices, -1, *x.shape[1:])
-            return np.broadcast_to(x, (self.num_devices, *x.shape))
+                return x.reshape(here, -1, *x.shape[1:])
+            return np.broadcast_to(x, (here, *x.shape))
 
         return jax.tree.map(lambda x: split(np.asarray(x)), tree)
 
     def split_local(self, tree: PyTree) -> PyTree:
-        """``[P, S, ...] -> [D, P', S', ...]``"""
+        """``[P_own, S_own, ...] -> [D, P', S', ...]``"""
+        here = len(self.at_hand)
 
         def split(x: np.ndarray) -> np.ndarray:
             if self.by_members:
-                return x.reshape(self.num_devices, -1, *x.shape[1:])
-            blocks = x.reshape(x.shape[0], self.num_devices, -1, *x.shape[2:])
+                return x.reshape(here, -1, *x.shape[1:])
+            blocks = x.reshape(x.shape[0], here, -1, *x.shape[2:])
             return np.ascontiguousarray(np.moveaxis(blocks, 1, 0))
 
         return jax.tree.map(lambda x: split(np.asarray(x)), tree)
 
     def join_shared(self, tree: PyTree) -> PyTree:
-        """``[D, P', ...] -> [P, ...]``, on the host."""
+        """``[D, P', ...] -> [P_own, ...]``, on the host."""
 
         def join(x: Array) -> np.ndarray:
             if self.by_members:
-                return np.asarray(x).reshape(-1, *x.shape[2:])
-            return np.asarray(x)[0]  # equal on all devices; x[0] itself is a slow gather
+                return on_host(x).reshape(-1, *x.shape[2:])
+            return first_on_host(x)  # equal on all devices
 
         return jax.tree.map(join, tree)
 
     def join_local(self, tree: PyTree) -> PyTree:
-        """``[D, P', S', ...] -> [P, S, ...]``, on the host."""
+        """``[D, P', S', ...] -> [P_own, S_own, ...]``, on the host."""
 
         def join(x: Array) -> np.ndarray:
             if self.by_members:
-                return np.asarray(x).reshape(-1, *x.shape[2:])
-            blocks = np.moveaxis(np.asarray(x), 0, 1)
+                return on_host(x).reshape(-1, *x.shape[2:])
+            blocks = np.moveaxis(on_host(x), 0, 1)
             return blocks.reshape(blocks.shape[0], -1, *blocks.shape[3:])
 
         return jax.tree.map(join, tree)
+
+    def read(self, tree: PyTree) -> PyTree:
+        """What `publish` gave, ``[P, ...]`` of all members, on the host of every process."""
+        if self.by_members and self.num_processes > 1:
+            return jax.tree.map(first_on_host, tree)
+        return self.join_shared(tree)
+
+
+def on_host(x: Array | np.ndarray) -> np.ndarray:
+    """Of a placed array the part of this process, ``[D, ...]``."""
+    if isinstance(x, np.ndarray) or x.is_fully_addressable:
+        return np.asarray(x)
+    parts = sorted(x.addressable_shards, key=lambda part: part.index[0].start)
+    return np.concatenate([np.asarray(part.data) for part in parts])
+
+
+def first_on_host(x: Array | np.ndarray) -> np.ndarray:
+    """The part of this process's first device. ``x[0]`` itself is a slow gather."""
+    if isinstance(x, np.ndarray) or x.is_fully_addressable:
+        return np.asarray(x)[0]
+    return np.asarray(x.addressable_data(0))[0]
+
+
+@contextlib.contextmanager
+def _unheard(descriptor: int) -> Iterator[None]:
+    """Nothing that C++ code writes to a file descriptor meanwhile is seen."""
+    sys.stdout.flush()
+    kept = os.dup(descriptor)
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), descriptor)
+    try:
+        yield
+    finally:
+        os.dup2(kept, descriptor)
+        os.close(kept)

@@ -76,21 +76,23 @@ class Evaluator:
             return returns
 
         self._play = lambda actor, seeds: placement.map_members(play_member, actor, seeds)
+        self._play_all = lambda *args: placement.publish(self._play(*args))
         self._placement = placement
         self._compiled: Any = None
 
     def __call__(self, actor: PyTree, seeds: np.ndarray) -> np.ndarray:
-        """Undiscounted returns ``[P, episodes]`` of the members' ``actor [P, …]``.
+        """Undiscounted returns ``[P, episodes]`` of the members' ``actor [P_own, …]``.
 
-        The same seeds start the same episodes at every call.
+        Whole members on devices: every process must call it, with those that it holds. Else one
+        process is enough. The same seeds start the same episodes at every call.
         """
         placement = self._placement
         args = (actor, seeds)
         if placement.by_members:
             args = placement.split_shared(args)
             if self._compiled is None:
-                self._compiled = placement.compile(self._play, *args)
-            return placement.join_shared(self._compiled(*args))
+                self._compiled = placement.compile(self._play_all, *args)
+            return placement.read(self._compiled(*args))
         if self._compiled is None:
             self._compiled = jax.jit(self._play)
         return np.asarray(self._compiled(*args))

@@ -85,19 +85,30 @@ def open_existing(path: Path) -> RunDirectory:
     return RunDirectory(path)
 
 
+def follow(path: Path, config: dict[str, Any]) -> RunDirectory:
+    """The directory for a process beside the first, which holds the lock. On a host that has no
+    such folder, since it is not shared, one is made, with what a resume reads there first."""
+    with io_errors(path):
+        path.mkdir(parents=True, exist_ok=True)
+    run = RunDirectory(path, lock=False)
+    if not run.config.exists():
+        run.write_json("config.json", config)
+    return run
+
+
 class RunDirectory:
-    """An existing directory, used by this process alone until `close`.
+    """An existing directory, used by this process alone until `close`, if it has the ``lock``.
 
     The lock is the kernel's (``flock``): it goes when the process dies, however it dies, and
     no stale file ever blocks a run. ``warning`` is a line for the user, ``None`` unless the
     file system knows no locks (Lustre mounted without them, for one).
     """
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, lock: bool = True):
         self.path = path
         self.warning: str | None = None
         with io_errors(path):
-            self._lock: int | None = self._acquire()
+            self._lock: int | None = self._acquire() if lock else None
 
     @property
     def config(self) -> Path:

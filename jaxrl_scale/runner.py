@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxrl_scale import algos, rollout
 from jaxrl_scale.config import Config
-from jaxrl_scale.distributed import Placement
+from jaxrl_scale.distributed import Placement, first_on_host
 from jaxrl_scale.types import Algorithm, Array, Environment, Key, Metrics, PyTree
 
 # What random numbers are drawn for. Keys derive from seed, purpose, iteration and global shard
@@ -58,7 +58,7 @@ class Runner:
     """The compiled program of one config on one placement.
 
     `compile` first; then ``state = runner.init()`` (or `place`) and
-    ``state, metrics = runner.step(state)``.
+    ``state, metrics, _ = runner.step(state)``.
     """
 
     def __init__(self, config: Config, env: Environment, placement: Placement):
@@ -120,15 +120,15 @@ class Runner:
         with ThreadPoolExecutor(1) as pool:
             compiled_init = pool.submit(compile, self._init, seeds, once=True)
             state = self.placement.shapes(self._init, seeds)
-            self._compiled_step = compile(self._step, state, donate=(0,))
+            self._compiled_step = compile(self._step, state, self._flags(False), donate=(0,))
             self._compiled_init = compiled_init.result()
 
     def _init(self, seeds: Array) -> State:
         return self.placement.map_members(self._init_member, seeds)
 
-    def _step(self, state: State) -> tuple[State, dict[str, Array]]:
+    def _step(self, state: State, stop: Array) -> tuple[State, dict[str, Array], Array]:
         state, metrics = self.placement.map_members(self._step_member, state)
-        return state, self._pack(metrics)
+        return state, self.placement.publish(self._pack(metrics)), self.placement.any(stop)
 
     def _pack(self, metrics: Metrics) -> dict[str, Array]:
         """All metrics of a dtype in one array ``[P', n]``: fetching is paid by the array."""
@@ -145,24 +145,34 @@ class Runner:
         """Member ``k`` has seed ``config.seed + k``, ``[P]`` uint32."""
         return self.config.seed + np.arange(self.config.num_seeds, dtype=np.uint32)
 
+    @property
+    def own_seeds(self) -> np.ndarray:
+        """Those of the members that this process holds, ``[P_own]``."""
+        (members,) = self.placement.own["shared"]
+        return self.seeds[members.start : members.stop]
+
     def _seeds(self) -> np.ndarray:
-        return self.placement.split_shared(self.seeds)
+        return self.placement.split_shared(self.own_seeds)
+
+    def _flags(self, flag: bool) -> np.ndarray:
+        return np.full(len(self.placement.at_hand), flag)
 
     def init(self) -> State:
         """The state before the first iteration, placed."""
         return self._compiled_init(self._seeds())
 
-    def step(self, state: State) -> tuple[State, dict[str, np.ndarray]]:
+    def step(self, state: State, stop: bool = False) -> tuple[State, dict[str, np.ndarray], bool]:
         """One iteration: collect, then update. ``state`` is donated, never read it again.
 
         Returns:
-          The next state and the metrics by name, ``[P]`` each, on the host.
+          The next state; the metrics by name, ``[P]`` each, on the host; and whether any
+          process gave ``stop``, which is how all of them come to stop at one iteration.
         """
-        state, packed = self._compiled_step(state)
-        packed = self.placement.join_shared(packed)
+        state, packed, stops = self._compiled_step(state, self._flags(stop))
+        packed = self.placement.read(packed)
         columns = dict(zip(self._float_names, packed["floats"].T, strict=True))
         columns |= dict(zip(self._int_names, packed["ints"].T, strict=True))
-        return state, columns
+        return state, columns, bool(first_on_host(stops))
 
     # --- to and from the host ---------------------------------------------------------------
 
@@ -180,16 +190,16 @@ class Runner:
         )
 
     def place(self, state: State) -> State:
-        """A canonical state, placed on the devices."""
+        """Of a canonical state the part of this process, placed on its devices."""
         split = self.placement
         return State(split.split_shared(state.shared), split.split_local(state.local))
 
     def fetch(self, state: State) -> State:
-        """The canonical state on the host, a copy."""
+        """Of the canonical state the part of this process (`Placement.own`), a copy on the host."""
         join = self.placement
         joined = State(join.join_shared(state.shared), join.join_local(state.local))
         return jax.tree.map(np.array, joined)  # the next step takes the buffers back
 
     def fetch_actor(self, state: State) -> PyTree:
-        """What acting needs, ``[P, …]`` on the host."""
+        """What acting needs, ``[P_own, …]`` on the host."""
         return self.algo.actor(self.placement.join_shared(state.shared.algo))

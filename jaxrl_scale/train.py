@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 import types
 import warnings
 from collections.abc import Sequence
@@ -24,18 +25,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from jaxrl_scale import config as cfg
 from jaxrl_scale import distributed, networks, run_directory
 from jaxrl_scale.checkpoint import Checkpoints
-from jaxrl_scale.config import Config
+from jaxrl_scale.config import Config, Launch
 from jaxrl_scale.evaluate import Agent, Evaluator, load, summarize
+from jaxrl_scale.hosts import Hosts, find, join
 from jaxrl_scale.metrics import Metrics, Summary, read_rows
 from jaxrl_scale.progress import Clock, Progress, peak_memory_mb
 from jaxrl_scale.runner import Runner
 from jaxrl_scale.terminal import Terminal
 from jaxrl_scale.types import UserError
 
-FINISHED, NOT_FINITE, STOPPED = 0, 3, 75  # 75 is EX_TEMPFAIL: saved, worth starting again
+FINISHED, NOT_FINITE, STOPPED = 0, 3, 75  # 75 is EX_TEMPFAIL: worth starting again
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,7 @@ def train(
     name: str = "run",
     resume: str | Path | None = None,
     process_start: float | None = None,
+    launch: Launch = Launch(),  # noqa: B008  frozen
 ) -> Run:
     """Train one config to its end, or until a signal stops it.
 
@@ -71,32 +76,59 @@ def train(
       name: what the default run directory is called after.
       resume: a run directory to continue from its newest whole checkpoint.
       process_start: unix seconds from which times are counted; default: now.
+      launch: how this process finds the others of the run, where there are any.
 
     Raises:
-      UserError: in one line, for whatever the user can mend.
+      UserError: in one line, for whatever the user can mend. In a run of several processes all
+        end at once instead, with the error's status.
     """
     clock = Clock(process_start or time.time(), config.target_return)
     cfg.check(config)
-    placement = distributed.initialize(config)  # before anything of the environment's runs
+    hosts = join(find(launch, os.environ), launch)
+    try:
+        return _train(config, name, resume, clock, hosts)
+    except UserError as error:
+        if not hosts.several:
+            raise
+        hosts.fail(str(error), error.status)
+    except BaseException as error:
+        if not hosts.several:
+            raise
+        if isinstance(error, jax.errors.JaxRuntimeError):
+            hosts.await_verdict()
+        traceback.print_exc()
+        hosts.fail(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}", 1)
+
+
+def _train(config: Config, name: str, resume: str | Path | None, clock: Clock, hosts: Hosts) -> Run:
+    check_alike(config, resume, hosts)
+    placement = distributed.initialize(config, hosts)  # before the environment runs
     env = cfg.make_env(config)
     networks.check(networks.make(config, env.spec), env.spec, config.network)
     runner = Runner(config, env, placement)
+    leader = hosts.leader  # it alone writes, apart from checkpoints
     with ExitStack() as leave:
         # --- set up: loggers and orbax import their libraries while XLA compiles ------------
+        wanted = os.path.abspath(resume or config.run_dir or default_run_dir(name))
+        path = Path(hosts.share("run directory", wanted)[0])
+        if leader:
+            run = run_directory.open_existing(path) if resume else run_directory.create(path)
+            if not resume:  # from here on it can be resumed
+                run.write_json("config.json", cfg.to_json(config))
+        hosts.share("run directory is there", None)
+        if not leader:
+            run = run_directory.follow(path, cfg.to_json(config))
+        leave.callback(run.close)
         if resume:
-            run = run_directory.open_existing(Path(resume))
             record = run.read_json("run.json")
             name = record["starts"][0].get("name", name) if record else name
-        else:
-            run = run_directory.create(Path(config.run_dir or default_run_dir(name)))
-        leave.callback(run.close)
-        if not resume:
-            run.write_json("config.json", cfg.to_json(config))  # from here on it can be resumed
+        hosts.hint = f"; continue with --resume {shlex.quote(run_directory.short(run.path))}"
         stop = leave.enter_context(StopRequest())
         compiling = leave.enter_context(ThreadPoolExecutor(1)).submit(runner.compile)
-        terminal = Terminal(config)
+        terminal = Terminal(config, None if leader else leave.enter_context(open(os.devnull, "w")))
         leave.callback(terminal.close)
-        checkpoints = Checkpoints(run.checkpoints, config.keep_checkpoints)
+        hosts.before_end = terminal.close
+        checkpoints = Checkpoints(run.checkpoints, config.keep_checkpoints, hosts, placement.own)
         leave.callback(checkpoints.close)
         checkpoints.warm_up()
         progress, iteration, saved = Progress(config.num_seeds), 0, None
@@ -117,22 +149,35 @@ def train(
         )
         if run.warning:
             terminal.message(run.warning)
+        if not checkpoints.folder_is_shared:
+            terminal.message(
+                f"{run.path} is not one folder for all processes: each keeps its own part of the "
+                "checkpoints there, and only the same processes can resume them"
+            )
         terminal.phase("compiling")
-        if resume:
-            run.write_json("config.json", cfg.to_json(config))
-        run.record_start(
-            placement.names(), name=name, reduction=placement.reduction, resumed_from=iteration
-        )
-        log = Metrics(
-            run,
-            config,
-            name,
-            resume_iteration=iteration if resume else None,
-            say=terminal.message,
-        )
+        log = None
+        if leader:
+            if resume:
+                run.write_json("config.json", cfg.to_json(config))
+            run.record_start(
+                placement.names(),
+                name=name,
+                reduction=placement.reduction,
+                resumed_from=iteration,
+                hosts=hosts.names,
+            )
+            log = Metrics(
+                run,
+                config,
+                name,
+                resume_iteration=iteration if resume else None,
+                say=terminal.message,
+            )
         unfinished = leave.enter_context(ExitStack())
-        unfinished.push(lambda kind, *_: close_after_error(log, kind))
+        if log:
+            unfinished.push(lambda kind, *_: close_after_error(log, kind))
         compiling.result()
+        hosts.share("compiled", None)  # the watch, not a collective, waits for slow compilers
         clock.compiled()
         state = runner.place(host_state) if saved else runner.init()
         evaluator = Evaluator(env, runner.algo, placement, config.eval_episodes, greedy=True)
@@ -142,6 +187,12 @@ def train(
             # By the iteration, never by a clock: hosts that branched differently would hang.
             return every > 0 and (iteration % every == 0 or iteration == last)
 
+        def evaluate() -> Any:
+            # What every process could do by itself one does, and the others wait for it.
+            if leader or placement.by_members:
+                return evaluator(runner.fetch_actor(state), runner.own_seeds)
+            return None
+
         def save() -> None:
             meta = {
                 "progress": progress.to_json(),
@@ -149,26 +200,30 @@ def train(
                 "eval_return": eval_return,
             }
             score = eval_return if config.eval_every else progress.recent_return()
-            log.sync()
+            if log:
+                log.sync()
             checkpoints.save(iteration, runner.fetch(state), meta, score)
 
         # --- the loop -----------------------------------------------------------------------
         terminal.phase("training")
-        while iteration < last and not stop.requested:
-            state, metrics = runner.step(state)
+        stopping = bool(stop.requested) and not hosts.several
+        while iteration < last and not stopping:
+            state, metrics, stopping = runner.step(state, bool(stop.requested))
+            stopping |= bool(stop.requested) and not hosts.several
             iteration, returns = iteration + 1, None
             progress.record(iteration, metrics)
             if len(progress.failed) == config.num_seeds:
                 break
             clock.note(progress.env_steps, progress.recent_return())
             if due(config.eval_every):
-                returns = evaluator(runner.fetch_actor(state), runner.seeds)
-                eval_return = progress.iqm(returns.mean(1))
+                returns = evaluate()
+                eval_return = None if returns is None else progress.iqm(returns.mean(1))
             if due(config.log_every):
                 row = {"iteration": iteration, **clock.row(), **progress.row(metrics)}
                 if due(config.eval_every):
                     row["eval_return"] = eval_return
-                log.log(row)
+                if log:
+                    log.log(row)
                 terminal.update(row)
             if due(config.checkpoint_every):
                 save()
@@ -189,29 +244,53 @@ def train(
             checkpoints.wait()
             summary["status"], status = "failed", NOT_FINITE
             terminal.close()
-            print(f"error: {not_finite(config, iteration, run.checkpoints)}", file=sys.stderr)
+            if leader:
+                message = not_finite(config, iteration, run.checkpoints)
+                print(f"error: {message}", file=sys.stderr)
         elif iteration < last:
             if saved_at != iteration:
                 save()
             checkpoints.wait()
             summary["status"], status = "stopped", STOPPED
+            by = stop.requested or "a signal to another process"
             terminal.message(
-                f"stopped by {stop.requested} and saved at iteration {iteration} of {last}; "
+                f"stopped by {by} and saved at iteration {iteration} of {last}; "
                 f"continue with: python -m jaxrl_scale.train --resume {shlex.quote(str(run.path))}"
             )
         else:
             terminal.phase("evaluating")
             checkpoints.wait()
             if returns is None:
-                returns = evaluator(runner.fetch_actor(state), runner.seeds)
-            summary["evaluation"] = summarize(returns, progress.failed)
+                returns = evaluate()
+            if returns is not None:
+                summary["evaluation"] = summarize(returns, progress.failed)
         summary["wall_seconds"] = clock.wall_seconds
-        summary["peak_memory_mb"] = peak_memory_mb(placement.devices[0])
+        summary["peak_memory_mb"] = peak_memory_mb(placement.at_hand[0])
         unfinished.pop_all()
-        log.close(summary, status)
-        if status == FINISHED:
-            terminal.finish(f"{name} is done", summary, log.places())
+        if log:
+            log.close(summary, status)
+            if status == FINISHED:
+                terminal.finish(f"{name} is done", summary, log.places())
+        summary = hosts.share("summary", summary)[0]  # nobody leaves before all have ended well
+        hosts.close()
     return Run(run.path, config, summary, status)
+
+
+def check_alike(config: Config, resume: str | Path | None, hosts: Hosts) -> None:
+    """Raise a `UserError` where the processes were not started alike."""
+    mine = {
+        **{k: str(v) for k, v in cfg.flatten(config).items()},
+        "resume": str(resume),
+        "jax": run_directory.versions().get("jax", ""),
+        "jaxrl_scale": run_directory.versions().get("jaxrl_scale", ""),
+    }
+    first = hosts.share("started with", mine)[0]
+    for key in (*first, *mine):
+        if mine.get(key) != first.get(key):
+            raise UserError(
+                f"this process was started with {key}={mine.get(key)}, process 0 with "
+                f"{key}={first.get(key)}; all should be started alike"
+            )
 
 
 def default_run_dir(name: str) -> str:
@@ -276,9 +355,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not sys.warnoptions:
         warnings.simplefilter("ignore")  # libraries' warnings are not the user's
     try:
-        config, name, resume = cfg.load(sys.argv[1:] if argv is None else argv)
-        start = psutil.Process().create_time()
-        return train(config, name=name, resume=resume, process_start=start).exit_status
+        argv = sys.argv[1:] if argv is None else argv
+        config, name, resume = cfg.load(argv)
+        start, launch = psutil.Process().create_time(), cfg.load_launch(argv)
+        done = train(config, name=name, resume=resume, process_start=start, launch=launch)
+        return done.exit_status
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.status

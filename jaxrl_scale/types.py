@@ -132,6 +132,14 @@ class Rollout(NamedTuple):
     extras: PyTree  # [T, B, ...] what `Algorithm.act` returned beside the action
 
 
+class Span(NamedTuple):
+    """A stretch of an axis: of ``whole`` entries those from ``start`` up to ``stop``."""
+
+    start: int
+    stop: int
+    whole: int
+
+
 Metrics = dict[str, Array]
 """Scalars by name, as an algorithm's ``update`` returns them: pooled, equal on all devices."""
 

@@ -39,7 +39,7 @@ def run(config, env=None, iterations=None, algo=None, monkeypatch=None, state=No
     placed = runner.init() if state is None else runner.place(state)
     history = []
     for _ in range(iterations or config.num_iterations):
-        placed, metrics = runner.step(placed)
+        placed, metrics, _ = runner.step(placed)
         history.append(metrics)
     return runner.fetch(placed), history
 

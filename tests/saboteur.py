@@ -58,11 +58,11 @@ true_step, true_evaluate = runner.Runner.step, evaluate.Evaluator.__call__
 evaluations = itertools.count(1)
 
 
-def step(self, state):
+def step(self, state, stop=False):
     if int(state.shared.iteration.ravel()[0]) + 1 == accident.get("at"):
         os.kill(os.getpid(), getattr(signal, accident["signal"]))
     time.sleep(accident.get("seconds", 0))
-    return true_step(self, state)
+    return true_step(self, state, stop)
 
 
 def play(self, *arguments):

@@ -463,10 +463,10 @@ def test_a_checkpoint_deleted_while_it_is_read_is_not_called_damaged(tmp_path, m
     saved(tmp_path, [1])
     read = checkpoint._read_arrays
 
-    def read_too_late(path: Path, arrays: dict[str, Any]) -> Any:
+    def read_too_late(path: Path, arrays: dict[str, Any], partial: bool) -> Any:
         if path.name == "1":
             saved(tmp_path, [2], keep=1)
-        return read(path, arrays)
+        return read(path, arrays, partial)
 
     monkeypatch.setattr(checkpoint, "_read_arrays", read_too_late)
     assert restore(tmp_path, state(0), no_warning)[0] == 2

@@ -41,7 +41,7 @@ def test_many_seeds_reach_the_score_and_none_fails(name):
     runner = runner_of(config)
     state = runner.init()
     for _ in range(config.num_iterations):
-        state, _ = runner.step(state)
+        state, *_ = runner.step(state)
     play = Evaluator(runner.env, runner.algo, runner.placement, 128, greedy=True)
     result = summarize(play(runner.fetch_actor(state), runner.seeds))
     print(name, result["iqm"], result["ci95"], np.min(result["per_seed"]))

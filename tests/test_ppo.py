@@ -226,6 +226,6 @@ def test_minibatches_hold_every_sample_once_an_epoch():
 
 def test_the_runner_reports_what_the_environments_did():
     runner = runner_of(small(devices=2))
-    _, metrics = runner.step(runner.init())
+    _, metrics, _ = runner.step(runner.init())
     assert 0 < metrics["steps"][0] <= 64 * 16
     assert metrics["total_length"][0] >= metrics["ended"][0]

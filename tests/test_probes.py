@@ -27,7 +27,7 @@ def trained_ppo(env, iterations=40):
     runner = runner_of(config, env)
     state = runner.init()
     for _ in range(iterations):
-        state, _ = runner.step(state)
+        state, *_ = runner.step(state)
     params = jax.tree.map(lambda x: x[0], runner.fetch_actor(state).params)
     network = networks.make(config, env.spec)
 

@@ -1,0 +1,456 @@
+"""The processes of a run: how many there are, which one this is, and what becomes of the others.
+
+`find` tells where a process stands: from flags, the environment or the launcher. `join` meets
+the others at process 0. That connection stays open beside JAX's own, for what JAX has no words
+for: small data that all exchange (`Hosts.share`), and a watch. Whoever dies, falls silent for
+longer than the heartbeat or meets an error is named on the standard error of every process, and
+every process ends with a status that tells a scheduler whether starting again makes sense. JAX
+by itself ends in an abort that names nobody, or waits for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+from jaxrl_scale.config import Launch
+from jaxrl_scale.types import UserError
+
+LOST = 75
+"""Exit status when another process was lost: EX_TEMPFAIL, worth starting again."""
+
+FIRST_PORT = 61_440  # above the ports that Linux hands out by itself
+_LONGEST_MESSAGE = 2**26  # bytes
+_LAST = "done"
+
+
+class Cluster(NamedTuple):
+    """Where one process stands among those of its run."""
+
+    num_processes: int = 1
+    process_id: int = 0
+    host: str = "127.0.0.1"  # of process 0, where all meet
+    port: int = FIRST_PORT
+
+
+# --- finding the others ---------------------------------------------------------------------
+
+
+def find(launch: Launch, environment: Mapping[str, str]) -> Cluster:
+    """What the flags tell, else the variables ``JAX_COORDINATOR_ADDRESS``, ``JAX_NUM_PROCESSES``
+    and ``JAX_PROCESS_ID``, else OpenMPI's or Slurm's; one process where none does.
+
+    Raises `UserError` where they tell half of it.
+    """
+    flags = {
+        "--coordinator": launch.coordinator,
+        "--num_processes": launch.num_processes,
+        "--process_id": launch.process_id,
+    }
+    if any(value is not None for value in flags.values()):
+        return _given(flags)
+    names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+    if any(name in environment for name in names):
+        return _given({name: environment.get(name) for name in names})
+    if "OMPI_COMM_WORLD_SIZE" in environment:  # before Slurm's, under which mpirun may run
+        return _openmpi(environment)
+    if {"SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_PROCID"} <= environment.keys():
+        return _slurm(environment)
+    return Cluster()
+
+
+def _given(values: dict[str, Any]) -> Cluster:
+    missing = [name for name, value in values.items() if value is None]
+    if missing:
+        there = [f"{name}={value}" for name, value in values.items() if value is not None]
+        raise UserError(f"{' and '.join(there)} given without {' and '.join(missing)}")
+    address, *numbers = values.values()
+    try:
+        number, process_id = map(int, numbers)
+    except ValueError:
+        raise UserError(f"{' and '.join(list(values)[1:])} should be whole numbers") from None
+    if not 0 <= process_id < number:
+        names = list(values)
+        raise UserError(
+            f"{names[2]}={process_id} should be from 0 to {number - 1}, as {names[1]}={number}"
+        )
+    host, colon, port = str(address).rpartition(":")
+    if not colon or "]" in port:  # no port; an IPv6 address stands in brackets
+        return Cluster(number, process_id, str(address).strip("[]"))
+    if not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise UserError(f"{next(iter(values))}={address} should be HOST or HOST:PORT")
+    return Cluster(number, process_id, host.strip("[]"), int(port))
+
+
+def _openmpi(environment: Mapping[str, str]) -> Cluster:
+    """Rank 0 is taken to be on mpirun's own host, whose address is all that OpenMPI tells."""
+    number = int(environment["OMPI_COMM_WORLD_SIZE"])
+    uri = environment.get("OMPI_MCA_orte_hnp_uri", "")
+    found = re.match(r"(\d+)\.\d+;tcp6?://\[?([^],]+?)\]?[,:]", uri)
+    together = number == int(environment.get("OMPI_COMM_WORLD_LOCAL_SIZE", 1))
+    if not found and not together:
+        raise UserError(
+            "OpenMPI does not tell where rank 0 is; add "
+            "--coordinator=HOST --num_processes=$OMPI_COMM_WORLD_SIZE "
+            "--process_id=$OMPI_COMM_WORLD_RANK"
+        )
+    job = int(found[1]) >> 16 if found else 0
+    host = "127.0.0.1" if together or not found else found[2]
+    return Cluster(number, int(environment["OMPI_COMM_WORLD_RANK"]), host, _port(job))
+
+
+def _slurm(environment: Mapping[str, str]) -> Cluster:
+    """Process 0 is on the first node of the step."""
+    nodes = environment["SLURM_STEP_NODELIST"]  # n7 or n[07-12,20],m1
+    prefix, number = re.match(r"([^\[,]+)(?:\[([^],-]+))?", nodes).groups()  # type: ignore[union-attr]
+    tasks = environment.get("SLURM_STEP_NUM_TASKS") or environment.get("SLURM_NTASKS") or 1
+    # Two steps of one job may run side by side.
+    job = 61 * int(environment.get("SLURM_JOB_ID", 0)) + int(environment["SLURM_STEP_ID"])
+    rank = int(environment["SLURM_PROCID"])
+    return Cluster(int(tasks), rank, prefix + (number or ""), _port(job))
+
+
+def _port(job: int) -> int:
+    return FIRST_PORT + job % (2**16 - FIRST_PORT)
+
+
+def machine() -> str:
+    """What is the same for processes that share a machine, whatever their host is called."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return socket.gethostname()
+
+
+# --- the link -------------------------------------------------------------------------------
+
+
+class Hosts:
+    """The link of this process to the others of its run; of one process a link to nobody.
+
+    A thread of its own reads and writes it, so that it answers while XLA compiles or computes.
+    Lines of JSON: members talk to process 0 (the leader), which talks to all.
+    """
+
+    def __init__(self, cluster: Cluster = Cluster(), heartbeat: float = 20.0):  # noqa: B008
+        self.process_id, self.num_processes = cluster.process_id, cluster.num_processes
+        self.cluster, self.heartbeat = cluster, heartbeat
+        self.names = [socket.gethostname()] * cluster.num_processes
+        self.hint = ""  # how to go on, told when a process was lost
+        self.before_end: Callable[[], None] = lambda: None  # gives the terminal back
+        self._closing = False
+        self._ending = threading.Lock()
+        self._writers: dict[int, asyncio.StreamWriter] = {}
+        self._heard: dict[int, float] = {}
+        self._given: dict[str, dict[int, Any]] = {}  # by name and process; the leader's
+        self._answers: dict[str, Future[list[Any]]] = {}
+        self._lock = threading.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def leader(self) -> bool:
+        """Process 0, which alone writes logs, plots and summaries."""
+        return self.process_id == 0
+
+    @property
+    def several(self) -> bool:
+        """More than one process."""
+        return self.num_processes > 1
+
+    def name(self, process_id: int | None = None) -> str:
+        """``process 2 of 4 on node7``"""
+        k = self.process_id if process_id is None else process_id
+        return f"process {k} of {self.num_processes} on {self.names[k]}"
+
+    def share(self, name: str, data: Any) -> list[Any]:
+        """Everybody's ``data`` (JSON), by process. Every process must call it under that name;
+        returns when all have."""
+        if not self.several:
+            return [data]
+        message = {"share": name, "data": data}
+        if self.leader:
+            self._loop.call_soon_threadsafe(self._receive, 0, message)
+        else:
+            self._loop.call_soon_threadsafe(self._send, 0, message)
+        answer = self._answer(name).result()
+        with self._lock:
+            del self._answers[name]
+        return answer
+
+    def fail(self, message: str, status: int) -> NoReturn:
+        """Tell all processes why this one cannot go on, and end them all with ``status``."""
+        failure = {"process": self.process_id, "message": message, "status": status}
+        if threading.current_thread() is not self._thread and not self._closing:
+            told = asyncio.run_coroutine_threadsafe(self._tell({"failed": failure}), self._loop)
+            with contextlib.suppress(TimeoutError):
+                told.result(2)
+        self._end(f"{self.name()}: {message}", status)
+
+    def await_verdict(self, seconds: float = 5.0) -> None:
+        """Called when a collective failed: the watch mostly knows within milliseconds who was
+        lost, and then ends this process."""
+        if self.several:
+            time.sleep(seconds)
+
+    def close(self) -> None:
+        """End the link when every process has come to this: from then on nobody is missed."""
+        self.share(_LAST, None)
+        if self.several:
+            asyncio.run_coroutine_threadsafe(self._hang_up(), self._loop).result()
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    # --- in the thread of the link ----------------------------------------------------------
+
+    def _start(self, meeting: Coroutine[Any, Any, None]) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="hosts", daemon=True)
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(meeting, self._loop).result()
+        self._loop.call_soon_threadsafe(self._keep, self._watch())
+
+    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)  # the loop itself holds tasks only weakly
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _meet_as_leader(self, timeout: float) -> None:
+        host, port = self.cluster.host, self.cluster.port
+        arrived = asyncio.Event()
+
+        async def welcome(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            try:
+                hello = json.loads(await reader.readline())
+                k, number, name = hello["process"], hello["of"], hello["on"]
+            except (ValueError, KeyError, TypeError, OSError):
+                writer.close()  # nobody of ours
+                return
+            if number != self.num_processes or not 0 < k < number:
+                reason = f"it is process {k} of {number}, this run has {self.num_processes}"
+            elif k in self._writers:
+                reason = f"another process on {self.names[k]} is process {k} already"
+            else:
+                self.names[k], self._writers[k], self._heard[k] = name, writer, time.monotonic()
+                if len(self._writers) == number - 1:
+                    arrived.set()
+                await self._read(k, reader)
+                return
+            writer.write(_line({"refused": f"{self.name()} refuses it: {reason}"}))
+            await writer.drain()
+            writer.close()
+
+        try:
+            self._server = await asyncio.start_server(
+                welcome, None, port, limit=_LONGEST_MESSAGE, reuse_address=True
+            )
+        except OSError as error:
+            raise UserError(
+                f"process 0 cannot listen on port {port}: {error.strerror or error}; "
+                "another --coordinator=HOST:PORT may be free",
+                LOST,
+            ) from None
+        try:
+            await asyncio.wait_for(arrived.wait(), timeout)
+        except TimeoutError:
+            missing = [k for k in range(1, self.num_processes) if k not in self._writers]
+            message = (
+                f"{_enumerate('process', missing)} of {self.num_processes} did not come to "
+                f"{host}:{port} within {timeout:g} s (--start_timeout)"
+            )
+            await self._tell({"failed": {"process": 0, "message": message, "status": LOST}})
+            raise UserError(message, LOST) from None
+        await self._tell({"welcome": self.names})
+
+    async def _meet_as_member(self, timeout: float) -> None:
+        host, port = self.cluster.host, self.cluster.port
+        end, reason = time.monotonic() + timeout, "it did not answer"
+        while True:
+            try:
+                reader, writer = await asyncio.wait_for(
+                    asyncio.open_connection(host, port, limit=_LONGEST_MESSAGE),
+                    max(0.1, end - time.monotonic()),
+                )
+                break
+            except TimeoutError:
+                pass
+            except OSError as error:  # not there yet, or a name that nobody knows yet
+                reason = error.strerror or str(error)
+            if time.monotonic() > end:
+                raise UserError(
+                    f"process 0 could not be reached at {host}:{port} within {timeout:g} s "
+                    f"(--start_timeout): {reason}",
+                    LOST,
+                )
+            await asyncio.sleep(0.2)
+        hello = {"process": self.process_id, "of": self.num_processes, "on": node_name()}
+        writer.write(_line(hello))
+        try:
+            # The leader gives up after its own time-out, which may have begun later.
+            first = json.loads(await asyncio.wait_for(reader.readline(), timeout + 30))
+        except (ValueError, TimeoutError, OSError):
+            raise UserError(f"process 0 at {host}:{port} went away", LOST) from None
+        if "refused" in first:
+            raise UserError(first["refused"])
+        if "failed" in first:
+            raise UserError(first["failed"]["message"], first["failed"]["status"])
+        self.names = first["welcome"]
+        self._writers[0], self._heard[0] = writer, time.monotonic()
+        self._keep(self._read(0, reader))
+
+    async def _read(self, k: int, reader: asyncio.StreamReader) -> None:
+        why = "its connection closed"
+        try:
+            while line := await reader.readline():
+                self._heard[k] = time.monotonic()
+                self._receive(k, json.loads(line))
+        except (OSError, ValueError) as error:
+            why = str(error)
+        await self._lost(k, why)
+
+    def _receive(self, k: int, message: dict[str, Any]) -> None:
+        if "share" in message and self.leader:
+            name = message["share"]
+            given = self._given.setdefault(name, {})
+            given[k] = message["data"]
+            if len(given) == self.num_processes:
+                del self._given[name]
+                everything = [given[process] for process in range(self.num_processes)]
+                self._closing |= name == _LAST
+                for member in self._writers:
+                    self._send(member, {"share": name, "data": everything})
+                self._answer(name).set_result(everything)
+        elif "share" in message:
+            self._closing |= message["share"] == _LAST
+            self._answer(message["share"]).set_result(message["data"])
+        elif "failed" in message:
+            self._keep(self._follow(message["failed"]))
+
+    async def _follow(self, failure: dict[str, Any]) -> None:
+        if self.leader:
+            await self._tell({"failed": failure})
+        failed, message = self.name(failure["process"]), failure["message"]
+        self._end(f"{self.name()}: ended by {failed}: {message}", failure["status"])
+
+    async def _lost(self, k: int, why: str) -> None:
+        if self._closing:
+            return
+        message = f"{self.name(k)} was lost: {why}{self.hint}"
+        if self.leader:  # only it is connected to everybody
+            lost = {"process": k, "message": message, "status": LOST}
+            del self._writers[k]
+            await self._tell({"failed": lost})
+        self._end(f"{self.name()}: {message}", LOST)
+
+    async def _watch(self) -> None:
+        """Beat, and listen to the others' beats."""
+        pause, before = min(1.0, self.heartbeat / 4), time.monotonic()
+        while not self._closing:
+            await self._tell({"beat": 1})
+            await asyncio.sleep(pause)
+            now = time.monotonic()
+            if now - before > pause + self.heartbeat / 2:  # this process was itself suspended
+                self._heard = dict.fromkeys(self._heard, now)
+            before = now
+            for k, heard in list(self._heard.items()):
+                if now - heard > self.heartbeat:
+                    await self._lost(k, f"silent for {self.heartbeat:g} s (--heartbeat)")
+
+    async def _hang_up(self) -> None:
+        """Send what is still to be sent, and end every task."""
+        for writer in self._writers.values():
+            writer.close()
+        for writer in self._writers.values():
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+        for task in list(self._tasks):
+            task.cancel()
+        if self.leader:
+            self._server.close()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        await asyncio.gather(*others, return_exceptions=True)
+
+    def _send(self, k: int, message: dict[str, Any]) -> None:
+        self._writers[k].write(_line(message))
+
+    async def _tell(self, message: dict[str, Any]) -> None:
+        """To all that this process is connected to."""
+        for k in list(self._writers):
+            self._send(k, message)
+        drained = [writer.drain() for writer in self._writers.values()]
+        with contextlib.suppress(TimeoutError, OSError):
+            await asyncio.wait_for(asyncio.gather(*drained, return_exceptions=True), 1)
+
+    def _answer(self, name: str) -> Future[list[Any]]:
+        with self._lock:
+            return self._answers.setdefault(name, Future())
+
+    def _end(self, message: str, status: int) -> NoReturn:
+        """End this process at once: JAX's own way out waits for all the others."""
+        self._ending.acquire()  # never released: one message, one status
+        with contextlib.suppress(Exception):
+            self.before_end()
+        print(f"error: {message}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+        os._exit(status)
+
+
+def join(cluster: Cluster, launch: Launch) -> Hosts:
+    """Meet the other processes; of one process, nobody.
+
+    Raises `UserError` that names the processes which did not come within ``start_timeout``.
+    """
+    hosts = Hosts(cluster, launch.heartbeat)
+    hosts.names[cluster.process_id] = node_name()
+    if hosts.several:
+        meet = hosts._meet_as_leader if hosts.leader else hosts._meet_as_member
+        try:
+            hosts._start(meet(launch.start_timeout))
+        except UserError as error:
+            raise UserError(f"{_who(cluster)}: {error}", error.status) from None
+    return hosts
+
+
+def node_name() -> str:
+    """The name of this host for people: Slurm's, where it has one."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def split(mine: int, owned: Sequence[tuple[str, list[Any]]]) -> list[Any]:
+    """What process ``mine`` may use of the cores, or GPUs, that it sees.
+
+    ``owned``: for each process its machine and what it sees there. Processes of a machine that
+    see the same things share them out; one that sees its own alone (bound by the launcher)
+    keeps them all.
+    """
+    things = owned[mine][1]
+    sharers = [k for k, other in enumerate(owned) if other == owned[mine]]
+    first, count = sharers.index(mine), len(sharers)
+    return things[first * len(things) // count : (first + 1) * len(things) // count]
+
+
+def _who(cluster: Cluster) -> str:
+    return f"process {cluster.process_id} of {cluster.num_processes} on {node_name()}"
+
+
+def _enumerate(what: str, numbers: Sequence[int]) -> str:
+    """``process 3``, ``processes 1, 2 and 5``"""
+    if len(numbers) == 1:
+        return f"{what} {numbers[0]}"
+    return f"{what}es {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
+
+
+def _line(message: dict[str, Any]) -> bytes:
+    return json.dumps(message).encode() + b"\n"
