@@ -25,6 +25,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -33,7 +34,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from jaxrl_scale.config import Config, largest_divisor
-from jaxrl_scale.hosts import Hosts, machine, split
+from jaxrl_scale.hosts import Hosts, split
 from jaxrl_scale.types import Array, Pool, PyTree, Span, UserError
 
 AXIS = "devices"
@@ -94,29 +95,42 @@ def initialize(config: Config, hosts: Hosts | None = None) -> Placement:
 
 def _span(hosts: Hosts) -> int:
     """Start ``jax.distributed``; returns the cores that every process has for itself."""
-    seen = [machine(), visible_cores(), visible_gpus()]
-    everybody = hosts.share("what it may use", seen)
-    cores = min(
-        len(split(k, [(on, cores) for on, cores, _ in everybody])) for k in range(len(everybody))
-    )
-    gpus = split(hosts.process_id, [(on, gpus) for on, _, gpus in everybody])
-    if seen[2] and not gpus:
+    seen = visible_cores(), visible_gpus()
+    cores, gpus = zip(*hosts.share("what it may use", seen), strict=True)
+    own_cores = [split(k, list(zip(hosts.machines, cores, strict=True))) for k in range(len(cores))]
+    own_gpus = split(hosts.process_id, list(zip(hosts.machines, gpus, strict=True)))
+    if seen[1] and not own_gpus:
         raise UserError(
-            f"no GPU is left for this process: others share the {len(seen[2])} here; "
+            f"no GPU is left for this process: others share the {len(seen[1])} here; "
             "start at most one process a GPU"
         )
+    if not seen[1]:
+        _cache_for_all_processes()
     # Its own heartbeat ends in an abort that names nobody: ours comes first.
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM from us
     jax.distributed.initialize(
         coordinator_address=f"{hosts.cluster.host}:{hosts.share('port', free_port())[0]}",
         num_processes=hosts.num_processes,
         process_id=hosts.process_id,
-        local_device_ids=[seen[2].index(gpu) for gpu in gpus] or None,
+        local_device_ids=[seen[1].index(gpu) for gpu in own_gpus] or None,
         cluster_detection_method="deactivate",
         heartbeat_timeout_seconds=int(hosts.heartbeat) + 10,
         shutdown_timeout_seconds=30,
     )
-    return max(1, cores)
+    return max(1, min(map(len, own_cores)))
+
+
+def _cache_for_all_processes() -> None:
+    """Let every process find the compiled programs that process 0, which alone writes them,
+    has left. JAX looks them up under the fingerprint of the topology too, which XLA:CPU gives
+    differently to each process; what the processor can do stands in for it."""
+    from jax._src import cache_key
+
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        features = {line for line in lines if line.startswith(("flags", "Features", "model name"))}
+        cache_key.custom_hook = lambda: "\n".join(sorted(features))
+        vars(cache_key)["_hash_accelerator_config"] = cache_key._hash_devices
 
 
 def free_port() -> int:

@@ -146,7 +146,8 @@ class Hosts:
     def __init__(self, cluster: Cluster = Cluster(), heartbeat: float = 20.0):  # noqa: B008
         self.process_id, self.num_processes = cluster.process_id, cluster.num_processes
         self.cluster, self.heartbeat = cluster, heartbeat
-        self.names = [socket.gethostname()] * cluster.num_processes
+        self.names = [node_name()] * cluster.num_processes
+        self.machines = [machine()] * cluster.num_processes
         self.hint = ""  # how to go on, told when a process was lost
         self.before_end: Callable[[], None] = lambda: None  # gives the terminal back
         self._closing = False
@@ -167,6 +168,11 @@ class Hosts:
     def several(self) -> bool:
         """More than one process."""
         return self.num_processes > 1
+
+    @property
+    def together(self) -> bool:
+        """All on one machine."""
+        return len(set(self.machines)) == 1
 
     def name(self, process_id: int | None = None) -> str:
         """``process 2 of 4 on node7``"""
@@ -233,7 +239,7 @@ class Hosts:
         async def welcome(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:
                 hello = json.loads(await reader.readline())
-                k, number, name = hello["process"], hello["of"], hello["on"]
+                k, number = hello["process"], hello["of"]
             except (ValueError, KeyError, TypeError, OSError):
                 writer.close()  # nobody of ours
                 return
@@ -242,7 +248,8 @@ class Hosts:
             elif k in self._writers:
                 reason = f"another process on {self.names[k]} is process {k} already"
             else:
-                self.names[k], self._writers[k], self._heard[k] = name, writer, time.monotonic()
+                self.names[k], self.machines[k] = hello["on"], hello["machine"]
+                self._writers[k], self._heard[k] = writer, time.monotonic()
                 if len(self._writers) == number - 1:
                     arrived.set()
                 await self._read(k, reader)
@@ -257,7 +264,7 @@ class Hosts:
             )
         except OSError as error:
             raise UserError(
-                f"process 0 cannot listen on port {port}: {error.strerror or error}; "
+                f"process 0 cannot listen on port {port}: {_reason(error)}; "
                 "another --coordinator=HOST:PORT may be free",
                 LOST,
             ) from None
@@ -271,7 +278,7 @@ class Hosts:
             )
             await self._tell({"failed": {"process": 0, "message": message, "status": LOST}})
             raise UserError(message, LOST) from None
-        await self._tell({"welcome": self.names})
+        await self._tell({"welcome": [self.names, self.machines]})
 
     async def _meet_as_member(self, timeout: float) -> None:
         host, port = self.cluster.host, self.cluster.port
@@ -286,7 +293,7 @@ class Hosts:
             except TimeoutError:
                 pass
             except OSError as error:  # not there yet, or a name that nobody knows yet
-                reason = error.strerror or str(error)
+                reason = _reason(error)
             if time.monotonic() > end:
                 raise UserError(
                     f"process 0 could not be reached at {host}:{port} within {timeout:g} s "
@@ -294,8 +301,8 @@ class Hosts:
                     LOST,
                 )
             await asyncio.sleep(0.2)
-        hello = {"process": self.process_id, "of": self.num_processes, "on": node_name()}
-        writer.write(_line(hello))
+        me = {"process": self.process_id, "of": self.num_processes}
+        writer.write(_line({**me, "on": node_name(), "machine": machine()}))
         try:
             # The leader gives up after its own time-out, which may have begun later.
             first = json.loads(await asyncio.wait_for(reader.readline(), timeout + 30))
@@ -305,7 +312,7 @@ class Hosts:
             raise UserError(first["refused"])
         if "failed" in first:
             raise UserError(first["failed"]["message"], first["failed"]["status"])
-        self.names = first["welcome"]
+        self.names, self.machines = first["welcome"]
         self._writers[0], self._heard[0] = writer, time.monotonic()
         self._keep(self._read(0, reader))
 
@@ -339,16 +346,18 @@ class Hosts:
 
     async def _follow(self, failure: dict[str, Any]) -> None:
         if self.leader:
-            await self._tell({"failed": failure})
-        failed, message = self.name(failure["process"]), failure["message"]
-        self._end(f"{self.name()}: ended by {failed}: {message}", failure["status"])
+            await self._tell({"failed": failure}, but=failure["process"])
+        message = failure["message"]
+        if failure["process"] is not None:
+            message = f"ended by {self.name(failure['process'])}: {message}"
+        self._end(f"{self.name()}: {message}", failure["status"])
 
     async def _lost(self, k: int, why: str) -> None:
         if self._closing:
             return
         message = f"{self.name(k)} was lost: {why}{self.hint}"
         if self.leader:  # only it is connected to everybody
-            lost = {"process": k, "message": message, "status": LOST}
+            lost = {"process": None, "message": message, "status": LOST}
             del self._writers[k]
             await self._tell({"failed": lost})
         self._end(f"{self.name()}: {message}", LOST)
@@ -384,9 +393,9 @@ class Hosts:
     def _send(self, k: int, message: dict[str, Any]) -> None:
         self._writers[k].write(_line(message))
 
-    async def _tell(self, message: dict[str, Any]) -> None:
+    async def _tell(self, message: dict[str, Any], but: int | None = None) -> None:
         """To all that this process is connected to."""
-        for k in list(self._writers):
+        for k in self._writers.keys() - {but}:
             self._send(k, message)
         drained = [writer.drain() for writer in self._writers.values()]
         with contextlib.suppress(TimeoutError, OSError):
@@ -413,7 +422,6 @@ def join(cluster: Cluster, launch: Launch) -> Hosts:
     Raises `UserError` that names the processes which did not come within ``start_timeout``.
     """
     hosts = Hosts(cluster, launch.heartbeat)
-    hosts.names[cluster.process_id] = node_name()
     if hosts.several:
         meet = hosts._meet_as_leader if hosts.leader else hosts._meet_as_member
         try:
@@ -450,6 +458,11 @@ def _enumerate(what: str, numbers: Sequence[int]) -> str:
     if len(numbers) == 1:
         return f"{what} {numbers[0]}"
     return f"{what}es {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
+
+
+def _reason(error: OSError) -> str:
+    """In the system's words; asyncio has its own, and no word for what was wrong."""
+    return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
 
 
 def _line(message: dict[str, Any]) -> bytes:

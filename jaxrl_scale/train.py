@@ -124,7 +124,7 @@ def _train(config: Config, name: str, resume: str | Path | None, clock: Clock, h
             name = record["starts"][0].get("name", name) if record else name
         hosts.hint = f"; continue with --resume {shlex.quote(run_directory.short(run.path))}"
         stop = leave.enter_context(StopRequest())
-        compiling = leave.enter_context(ThreadPoolExecutor(1)).submit(runner.compile)
+        compiling = leave.enter_context(ThreadPoolExecutor(1)).submit(compile_once, runner, hosts)
         terminal = Terminal(config, None if leader else leave.enter_context(open(os.devnull, "w")))
         leave.callback(terminal.close)
         hosts.before_end = terminal.close
@@ -177,7 +177,6 @@ def _train(config: Config, name: str, resume: str | Path | None, clock: Clock, h
         if log:
             unfinished.push(lambda kind, *_: close_after_error(log, kind))
         compiling.result()
-        hosts.share("compiled", None)  # the watch, not a collective, waits for slow compilers
         clock.compiled()
         state = runner.place(host_state) if saved else runner.init()
         evaluator = Evaluator(env, runner.algo, placement, config.eval_episodes, greedy=True)
@@ -274,6 +273,17 @@ def _train(config: Config, name: str, resume: str | Path | None, clock: Clock, h
         summary = hosts.share("summary", summary)[0]  # nobody leaves before all have ended well
         hosts.close()
     return Run(run.path, config, summary, status)
+
+
+def compile_once(runner: Runner, hosts: Hosts) -> None:
+    """On one machine process 0 compiles, and the others find its programs in the cache."""
+    in_turn = hosts.together and runner.config.compilation_cache
+    if hosts.leader or not in_turn:
+        runner.compile()
+    hosts.share("process 0 has compiled", None)
+    if not hosts.leader and in_turn:
+        runner.compile()
+    hosts.share("compiled", None)  # the watch, not a collective, waits for slow compilers
 
 
 def check_alike(config: Config, resume: str | Path | None, hosts: Hosts) -> None:

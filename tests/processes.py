@@ -6,8 +6,11 @@ import dataclasses
 import functools
 import json
 import os
+import socket
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +74,7 @@ class World:
         module: str = "jaxrl_scale.train",
         accident: dict[str, Any] | None = None,
         environment: dict[str, str] | None = None,
+        within: Callable[..., list[str]] = lambda *command: list(command),
         **popen: Any,
     ) -> subprocess.Popen[str]:
         command = ["-m", module]
@@ -78,7 +82,7 @@ class World:
             command = [str(TESTS / "saboteur.py"), json.dumps(accident)]
         ends = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | popen
         return subprocess.Popen(
-            [sys.executable, *command, *map(str, arguments)],
+            within(sys.executable, *command, *map(str, arguments)),
             cwd=self.folder,
             env=self.environment | (environment or {}),
             text=True,
@@ -93,6 +97,34 @@ class World:
                 process.kill()
                 raise
         return Done(process.returncode, out, err)
+
+    def start_ranks(
+        self,
+        number: int,
+        *arguments: Any,
+        ranks: Sequence[int] | None = None,
+        accidents: dict[int, dict[str, Any]] | None = None,
+        withins: Sequence[Callable[..., list[str]]] | None = None,
+        coordinator: str | None = None,
+    ) -> dict[int, subprocess.Popen[str]]:
+        """The processes of one run, or some of them, on this machine."""
+        address = coordinator or f"127.0.0.1:{free_port()}"
+        started = {}
+        for k in ranks if ranks is not None else range(number):
+            environment = {
+                "JAX_COORDINATOR_ADDRESS": address,
+                "JAX_NUM_PROCESSES": str(number),
+                "JAX_PROCESS_ID": str(k),
+            }
+            how: dict[str, Any] = {"accident": (accidents or {}).get(k)}
+            if withins is not None:
+                how["within"] = withins[k]
+            started[k] = self.start(*arguments, environment=environment, **how)
+        return started
+
+    def run_ranks(self, number: int, *arguments: Any, **how: Any) -> dict[int, Done]:
+        """Those processes, when all have ended."""
+        return ended(self.start_ranks(number, *arguments, **how))
 
     def train(self, run_dir: Path, *more: Any, **how: Any) -> Done:
         """A new run, the small one with ``more`` options."""
@@ -109,6 +141,27 @@ class World:
 
     def resume_well(self, run_dir: Path, *more: Any, **how: Any) -> Done:
         return well(self.resume(run_dir, *more, **how))
+
+
+def ended(
+    processes: dict[int, subprocess.Popen[str]], patience: float = PATIENCE
+) -> dict[int, Done]:
+    """Wait for all of them; kills those that do not end."""
+    done, limit = {}, time.monotonic() + patience
+    try:
+        for k, process in processes.items():
+            out, err = process.communicate(timeout=max(0.1, limit - time.monotonic()))
+            done[k] = Done(process.returncode, out, err)
+    finally:
+        for process in processes.values():
+            process.kill()
+    return done
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def options(given: dict[str, Any]) -> list[str]:

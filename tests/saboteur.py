@@ -52,14 +52,14 @@ if path := accident.get("count"):
 
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-from jaxrl_scale import evaluate, runner  # noqa: E402
+from jaxrl_scale import distributed, evaluate, runner  # noqa: E402
 
 true_step, true_evaluate = runner.Runner.step, evaluate.Evaluator.__call__
 evaluations = itertools.count(1)
 
 
 def step(self, state, stop=False):
-    if int(state.shared.iteration.ravel()[0]) + 1 == accident.get("at"):
+    if int(distributed.first_on_host(state.shared.iteration).ravel()[0]) + 1 == accident.get("at"):
         os.kill(os.getpid(), getattr(signal, accident["signal"]))
     time.sleep(accident.get("seconds", 0))
     return true_step(self, state, stop)

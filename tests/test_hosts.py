@@ -1,0 +1,482 @@
+"""Runs of several processes: found, met, the same to the last bit, and never left waiting."""
+
+import re
+import shutil
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import lab
+import pytest
+from processes import PATIENCE, World, assert_same_run, ended, free_port, summary, well
+
+from jaxrl_scale import hosts
+from jaxrl_scale.config import Launch, load_launch
+from jaxrl_scale.hosts import Cluster, find, split
+from jaxrl_scale.types import UserError
+
+DONE, MISTAKE, IO_ERROR, AGAIN = 0, 2, 74, 75
+HEARTBEAT = 6.0  # seconds; short, for tests that wait for it
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    cache = tmp_path_factory.getbasetemp() / "compiled"
+    return World(tmp_path_factory.mktemp("hosts"), cache)
+
+
+@pytest.fixture(scope="module")
+def reference(world):
+    """One process on one device, undisturbed."""
+    path = world.folder / "reference"
+    world.train_well(path)
+    return path
+
+
+@pytest.fixture
+def path(world, request):
+    return world.folder / re.sub(r"\W", "_", request.node.name)
+
+
+# --- finding the others ---------------------------------------------------------------------
+
+SLURM = {
+    "SLURM_JOB_ID": "70",
+    "SLURM_STEP_ID": "2",
+    "SLURM_STEP_NODELIST": "n[07-12,20],m1",
+    "SLURM_STEP_NUM_TASKS": "16",
+    "SLURM_PROCID": "5",
+}
+OPENMPI = {
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_MCA_orte_hnp_uri": "1531576320.0;tcp://10.96.0.1,10.148.0.1:34911",
+}
+JAX = {
+    "JAX_COORDINATOR_ADDRESS": "node1:7000",
+    "JAX_NUM_PROCESSES": "3",
+    "JAX_PROCESS_ID": "2",
+}
+
+
+def test_a_process_by_itself_is_alone():
+    assert find(Launch(), {}) == Cluster(num_processes=1, process_id=0)
+
+
+def test_the_batch_script_of_a_slurm_job_is_alone():
+    batch = {"SLURM_JOB_ID": "70", "SLURM_NTASKS": "16", "SLURM_PROCID": "0"}
+    assert find(Launch(), batch).num_processes == 1
+
+
+def test_slurm_tells_all():
+    found = find(Launch(), SLURM)
+    assert (found.num_processes, found.process_id, found.host) == (16, 5, "n07")
+    other_step = find(Launch(), SLURM | {"SLURM_STEP_ID": "3"})
+    assert other_step.port != found.port
+    assert {found.port, other_step.port} <= set(range(61_440, 65_536))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"), [("n1", "n1"), ("n-a,b", "n-a"), ("n[3]", "n3"), ("x[001,007-9]", "x001")]
+)
+def test_the_first_node_of_a_list(nodes, first):
+    assert find(Launch(), SLURM | {"SLURM_STEP_NODELIST": nodes}).host == first
+
+
+def test_openmpi_tells_all_even_under_slurm():
+    found = find(Launch(), OPENMPI | SLURM)
+    assert (found.num_processes, found.process_id, found.host) == (4, 3, "10.96.0.1")
+    assert find(Launch(), OPENMPI | {"OMPI_COMM_WORLD_SIZE": "2"}).host == "127.0.0.1"
+
+
+def test_openmpi_that_does_not_tell_where_rank_0_is():
+    told = {k: v for k, v in OPENMPI.items() if "uri" not in k}
+    with pytest.raises(UserError, match="--coordinator=HOST"):
+        find(Launch(), told)
+
+
+def test_variables_come_before_the_launcher_and_flags_before_variables():
+    assert find(Launch(), JAX | OPENMPI | SLURM) == Cluster(3, 2, "node1", 7000)
+    flags = load_launch(["--coordinator=[fe80::1]:7001", "--num_processes", "2", "--process_id=0"])
+    assert find(flags, JAX | SLURM) == Cluster(2, 0, "fe80::1", 7001)
+
+
+def test_a_coordinator_without_a_port_has_ours():
+    assert find(Launch("node1", 2, 1), {}) == Cluster(2, 1, "node1", hosts.FIRST_PORT)
+
+
+@pytest.mark.parametrize(
+    ("launch", "environment", "message"),
+    [
+        (Launch(num_processes=2, process_id=1), {}, "given without --coordinator"),
+        (Launch(coordinator="a:1"), {}, "without --num_processes and --process_id"),
+        (Launch("a:1", 2, 2), {}, "--process_id=2 should be from 0 to 1, as --num_processes=2"),
+        (Launch("a:b", 2, 1), {}, "--coordinator=a:b should be HOST or HOST:PORT"),
+        (Launch("a:70000", 2, 1), {}, "should be HOST or HOST:PORT"),
+        (Launch(), JAX | {"JAX_PROCESS_ID": "x"}, "JAX_PROCESS_ID should be whole numbers"),
+        (Launch(), {"JAX_PROCESS_ID": "1"}, "without JAX_COORDINATOR_ADDRESS and JAX_NUM_PROC"),
+    ],
+)
+def test_half_of_it_is_told_in_one_line(launch, environment, message):
+    with pytest.raises(UserError, match=message) as error:
+        find(launch, environment)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("owned", "shares"),
+    [
+        # Four processes on one machine that is not bound: they share its cores out.
+        ([("m", [0, 1, 2, 3])] * 4, [[0], [1], [2], [3]]),
+        ([("m", [0, 1, 2])] * 2, [[0], [1, 2]]),
+        # Bound by the launcher: each keeps its own.
+        ([("m", [0, 1]), ("m", [2, 3])], [[0, 1], [2, 3]]),
+        # Two machines of the same kind.
+        ([("m", [0, 1]), ("n", [0, 1])], [[0, 1], [0, 1]]),
+        # Four processes that see the two GPUs of their node: two go without.
+        ([("m", ["a", "b"])] * 4, [[], ["a"], [], ["b"]]),
+        ([("m", ["a", "b"])] * 2 + [("n", ["c"])], [["a"], ["b"], ["c"]]),
+    ],
+)
+def test_what_processes_see_together_they_share_out(owned, shares):
+    assert [split(k, owned) for k in range(len(owned))] == shares
+
+
+# --- meeting --------------------------------------------------------------------------------
+
+
+def meet(number, **launch):
+    """The links of ``number`` processes, here threads."""
+    port, links = free_port(), {}
+
+    def one(k):
+        links[k] = hosts.join(Cluster(number, k, "127.0.0.1", port), Launch(**launch))
+
+    threads = [threading.Thread(target=one, args=(k,)) for k in reversed(range(number))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [links[k] for k in range(number)]
+
+
+def in_all(links, act):
+    results = {}
+    threads = [
+        threading.Thread(target=lambda link=link: results.update({link.process_id: act(link)}))
+        for link in links
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [results[k] for k in range(len(links))]
+
+
+def test_all_get_what_each_gave_in_any_order():
+    links = meet(3)
+
+    def act(link):
+        names = ["a", "b"] if link.leader else ["b", "a"]  # as two threads of a process might
+        with ThreadPoolExecutor() as pool:
+            given = {n: pool.submit(link.share, n, [n, link.process_id]) for n in names}
+            return {n: future.result() for n, future in given.items()}
+
+    for answer in in_all(links, act):
+        assert answer == {n: [[n, 0], [n, 1], [n, 2]] for n in ("a", "b")}
+    in_all(links, lambda link: link.close())
+
+
+def test_a_process_alone_shares_with_itself():
+    assert hosts.Hosts().share("anything", 3) == [3]
+
+
+def test_a_process_that_does_not_come_is_named(world, path):
+    started = time.monotonic()
+    done = world.run_ranks(4, *world.small(path), "--start_timeout", 4, ranks=[0, 2])
+    assert time.monotonic() - started < 40
+    message = r"processes 1 and 3 of 4 did not come to 127.0.0.1:\d+ within 4 s \(--start_timeout\)"
+    for k in (0, 2):
+        assert done[k].status == AGAIN
+        assert re.fullmatch(rf"error: process {k} of 4 on \S+: {message}\n", done[k].err)
+    assert not path.exists()
+
+
+def test_a_leader_that_does_not_come_is_named(world, path):
+    (done,) = world.run_ranks(2, *world.small(path), "--start_timeout", 2, ranks=[1]).values()
+    assert done.status == AGAIN
+    assert re.search(r"process 0 could not be reached at \S+ within 2 s .*: .*refused", done.err)
+    assert done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--seed", 1], r"this process was started with seed=1, process 0 with seed=0"),
+        (["--num_processes", 2], "given without --coordinator"),
+    ],
+)
+def test_processes_that_were_not_started_alike_all_end(world, path, options, message):
+    address = f"127.0.0.1:{free_port()}"
+    first = world.start_ranks(2, *world.small(path), ranks=[0], coordinator=address)
+    other = world.start_ranks(2, *world.small(path), *options, ranks=[1], coordinator=address)
+    done = ended({1: other[1]})
+    assert done[1].status == MISTAKE
+    assert re.search(message, done[1].err)
+    if "seed" in message:
+        done = ended(first)
+        assert done[0].status == MISTAKE
+        assert re.search(f"ended by process 1 of 2 on .*: {message}", done[0].err)
+    first[0].kill()
+    first[0].communicate()
+
+
+def test_two_processes_with_one_number(world, path):
+    address = f"127.0.0.1:{free_port()}"
+    small = world.small(path)
+    first = world.start_ranks(3, *small, "--start_timeout", 60, ranks=[0, 1], coordinator=address)
+    time.sleep(8)
+    (again,) = world.run_ranks(3, *small, ranks=[1], coordinator=address).values()
+    for process in first.values():
+        process.kill()
+        process.communicate()
+    assert again.status == MISTAKE
+    assert re.search(r"refuses it: another process on \S+ is process 1 already", again.err)
+
+
+def test_a_run_directory_in_use_ends_all_with_the_reason(world, reference, path):
+    done = world.run_ranks(2, *world.small(reference))
+    assert {k: d.status for k, d in done.items()} == {0: MISTAKE, 1: MISTAKE}
+    assert all("already holds a run: --resume" in d.err for d in done.values())
+    assert "ended by process 0 of 2" in done[1].err
+
+
+def test_processes_that_do_not_divide_the_shards(world, path):
+    done = world.run_ranks(3, *world.small(path))
+    assert {d.status for d in done.values()} == {MISTAKE}
+    assert "3 processes divide neither num_shards=4 nor num_seeds=1; try 2 processes" in done[0].err
+
+
+# --- the same run, whatever it ran on -------------------------------------------------------
+
+
+def all_well(done):
+    for one in done.values():
+        well(one)
+
+
+@pytest.mark.parametrize("number", [2, 4])
+def test_processes_change_no_bit(world, reference, path, number):
+    done = world.run_ranks(number, *world.small(path))
+    all_well(done)
+    assert f"{number} processes of 1 cpu device" in done[0].out
+    assert all(done[k].out == "" for k in range(1, number))  # process 0 alone writes
+    assert_same_run(path, reference)
+
+
+def test_whole_seeds_on_processes_change_no_bit(world, path):
+    seeds = ["--num_seeds", 4, "--iterations", 10]
+    alone = path.with_name("seeds_alone")
+    world.train_well(alone, *seeds)
+    done = world.run_ranks(2, *world.small(path), *seeds)
+    all_well(done)
+    assert "2 seeds each" in done[0].out
+    assert_same_run(path, alone)
+
+
+def test_a_run_goes_on_with_4_then_2_then_1_then_4_processes(world, reference, path):
+    stops = [(4, 5, 3), (2, 11, 1), (1, 15, 0), (4, None, 0)]  # processes, iteration, who is told
+    states = []
+    for number, at, who in stops:
+        accidents = {who: {"signal": "SIGUSR1", "at": at}} if at else {}
+        call = ["--resume", path] if states else world.small(path)
+        done = world.run_ranks(number, *call, accidents=accidents)
+        assert {d.status for d in done.values()} == {AGAIN if at else DONE}, done
+        assert all(d.err == "" for d in done.values())
+        states.append(everything(path))
+    assert_same_run(path, reference)
+    # At each hand-over the state is that of the run which nobody stopped, leaf by leaf.
+    for handed_over, (iteration, leaves) in zip(stops[:-1], states[:-1], strict=True):
+        undisturbed = path.with_name(f"up_to_{iteration}")
+        accident = {"signal": "SIGTERM", "at": iteration}
+        assert world.train(undisturbed, accident=accident).status == AGAIN
+        its_iteration, its_leaves = everything(undisturbed)
+        assert its_iteration == iteration >= handed_over[1]
+        assert its_leaves.keys() == leaves.keys()
+        assert [n for n in leaves if leaves[n].tobytes() != its_leaves[n].tobytes()] == []
+
+
+def everything(run_dir):
+    from processes import state
+
+    return state(run_dir)
+
+
+def test_hosts_without_a_shared_folder_keep_their_own_parts(world, reference, path):
+    lab.need("unshare")
+    path.mkdir()
+    disks = [path.with_name(f"{path.name}_disk{k}") for k in (0, 1)]
+    for disk in disks:
+        disk.mkdir()
+    withins = [on_own_disk(disk, path) for disk in disks]
+    stopped = world.run_ranks(
+        2, *world.small(path), withins=withins, accidents={1: {"signal": "SIGTERM", "at": 9}}
+    )
+    assert {d.status for d in stopped.values()} == {AGAIN}, stopped
+    assert "not one folder for all processes" in stopped[0].out
+    parts = [sorted(p.name for p in (disk / "checkpoints").glob("[0-9]*")) for disk in disks]
+    assert all("part" not in name for name in parts[0])
+    assert all("part" in name for name in parts[1])
+    assert len(parts[0]) == len(parts[1])
+    all_well(world.run_ranks(2, "--resume", path, withins=withins))
+    # The two disks together are the run.
+    shutil.copytree(disks[1], path, dirs_exist_ok=True)
+    shutil.copytree(disks[0], path, dirs_exist_ok=True)
+    assert_same_run(path, reference)
+
+
+def on_own_disk(disk, path):
+    """Runs a command where ``path`` is a folder of its own."""
+
+    def within(*command):
+        mount = f'mount --bind {disk} {path} && exec "$@"'
+        return ["unshare", "--mount", "bash", "-c", mount, "bash", *command]
+
+    return within
+
+
+# --- whatever happens to one, all end -------------------------------------------------------
+
+SLOWLY = {"seconds": 0.05}
+
+
+class Trial:
+    """A run of several processes to which something happens in the middle of it."""
+
+    def __init__(self, world, path, number=2, accidents=None, withins=None, more=(), **how):
+        self.world, self.path, self.number = world, path, number
+        self.accidents = dict.fromkeys(range(number), SLOWLY) | (accidents or {})
+        self.withins, self.how = withins, how
+        self.processes = world.start_ranks(
+            number,
+            *(world.small(path) if not (path / "config.json").exists() else ("--resume", path)),
+            *("--heartbeat", HEARTBEAT),
+            *more,
+            accidents=self.accidents,
+            withins=withins,
+            **how,
+        )
+
+    def saved(self, iteration):
+        """Wait until that checkpoint is there."""
+        limit = time.monotonic() + PATIENCE
+        while not any(newest(self.path) >= iteration for _ in [0]):
+            for k, process in self.processes.items():
+                assert process.poll() is None, (k, process.communicate())
+            assert time.monotonic() < limit
+            time.sleep(0.02)
+        return self
+
+    def send(self, k, number):
+        self.since = time.monotonic()
+        self.processes[k].send_signal(number)
+        return self
+
+    def survivors(self, *victims):
+        """How the others ended, and how many seconds it took them to."""
+        others = {k: p for k, p in self.processes.items() if k not in victims}
+        done = ended(others, patience=60)
+        seconds = time.monotonic() - self.since
+        for k in victims:
+            self.processes[k].kill()
+            self.processes[k].communicate()
+        print(f"the others had ended {seconds:.2f} s later")
+        return done, seconds
+
+    def resume(self):
+        """Again, undisturbed, with the same processes: as a scheduler would requeue it."""
+        all_well(
+            self.world.run_ranks(
+                self.number, "--resume", self.path, withins=self.withins, **self.how
+            )
+        )
+
+
+def newest(run_dir):
+    folders = (run_dir / "checkpoints").glob("[0-9]*")
+    return max((int(p.name) for p in folders if p.name.isdecimal()), default=0)
+
+
+def assert_lost(done, who, why):
+    for one in done.values():
+        assert one.status == AGAIN, one
+        assert re.search(rf"process {who} of \d on \S+ was lost: {why}.*--resume", one.err), one
+        assert one.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("victim", [0, 1, 3])
+def test_a_killed_process_ends_all_at_once(world, reference, path, victim):
+    trial = Trial(world, path, 4).saved(6).send(victim, signal.SIGKILL)
+    done, seconds = trial.survivors(victim)
+    assert_lost(done, victim, "(its connection closed|.*reset)")
+    assert seconds < HEARTBEAT
+    trial.resume()
+    assert_same_run(path, reference)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_frozen_process_is_noticed_after_the_heartbeat(world, reference, path, victim):
+    trial = Trial(world, path).saved(6).send(victim, signal.SIGSTOP)
+    done, seconds = trial.survivors(victim)
+    assert_lost(done, victim, rf"silent for {HEARTBEAT:g} s \(--heartbeat\)")
+    assert HEARTBEAT - 2 < seconds < HEARTBEAT + 10
+    trial.resume()
+    assert_same_run(path, reference)
+
+
+def test_a_process_frozen_for_a_while_loses_nothing(world, reference, path):
+    trial = Trial(world, path).saved(6).send(1, signal.SIGSTOP)
+    time.sleep(HEARTBEAT / 3)
+    trial.send(1, signal.SIGCONT)
+    all_well(ended(trial.processes))
+    assert_same_run(path, reference)
+
+
+@pytest.mark.parametrize("told", [0, 1])
+def test_a_signal_to_one_process_stops_all_at_one_iteration(world, reference, path, told):
+    trial = Trial(world, path).saved(6).send(told, signal.SIGTERM)
+    done, _ = trial.survivors()
+    assert {d.status for d in done.values()} == {AGAIN}
+    assert all(d.err == "" for d in done.values())
+    assert re.search(r"stopped by .* and saved at iteration \d+ of 24", done[0].out)
+    assert summary(path)["iterations"] == newest(path)
+    trial.resume()
+    assert_same_run(path, reference)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_process_killed_while_it_saves_leaves_whole_checkpoints(world, reference, path, victim):
+    events = [120, 260, 400] if victim == 0 else [60, 110, 160]
+    for event in events:  # file events of different kinds, in different saves
+        trial = Trial(world, path, accidents={victim: {"kill_at_file_event": event}})
+        trial.since = time.monotonic()
+        done = ended(trial.processes)
+        assert done[victim].status == -signal.SIGKILL, done
+        assert done[1 - victim].status == AGAIN, done
+    trial.resume()
+    assert_same_run(path, reference)
+
+
+def test_a_full_folder_ends_all_and_keeps_what_was_saved(world, reference, path):
+    lab.need("unshare")
+    path.mkdir()
+    trial = Trial(world, path, accidents={1: {"largest_file": 2000}}, more=["--tensorboard=false"])
+    trial.since = time.monotonic()
+    done, _ = trial.survivors()
+    assert {d.status for d in done.values()} == {IO_ERROR}, done
+    assert re.search(r"process 1 .*cannot save checkpoint .*File too large", done[0].err)
+    assert newest(path) == 0  # no half of one counts
+    trial.resume()
+    assert_same_run(path, reference)
