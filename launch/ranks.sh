@@ -1,0 +1,160 @@
+#!/usr/bin/env bash
+# Starts one training process ("rank") on each host through a remote shell, and looks after them.
+# The launchers for ssh, PBS, OAR and one machine are a few lines around this one:
+#
+#   [REMOTE_SHELL="ssh -tt"] launch/ranks.sh HOST... -- --config C --run_dir D [train options]
+#
+# Run it in the repository's root, which all hosts must have under the same path, as they must the
+# run directory (default: runs/<config>-<time>). Where that holds a run already, it is resumed.
+#
+#   REMOTE_SHELL  runs a command on a host, called as `$REMOTE_SHELL HOST 'command line'`; may be an
+#                 exported bash function whose last word is an exec. With ssh, -tt lets a rank die
+#                 with its connection.
+#   COORDINATOR   address of the first host for the others; default: its name, with a free-looking
+#                 port. Give HOST:PORT if a firewall leaves only some ports open.
+#   PYTHON        default: .venv/bin/python if there is one, else python3
+#   GRACE         seconds (60) that the others get to save and end when one rank has failed
+#
+# Variables JAX_*, XLA_*, WANDB_* (but not a key: `wandb login` once instead) and PYTHONPATH are
+# handed on. What rank k prints stands in D/ranks/k.log; rank 0 is also shown here.
+#
+# TERM, INT, HUP, USR1 or USR2 make all ranks save and end; a second one ends them at once.
+#
+# Exit status, for schedulers that can start a job again:
+#   0            done
+#   1, 2, 3, 74  one rank ended so: a bug, a mistake in the call, the loss not finite, input/output.
+#                Starting again does not help.
+#   75           stopped and saved, or a rank or host was lost: start again, with the same command.
+
+hosts=()
+while [ $# -gt 0 ] && [ "$1" != -- ]; do hosts+=("$1") && shift; done
+if [ ${#hosts[@]} -eq 0 ] || [ $# -eq 0 ]; then
+  echo "usage: $0 HOST... -- --config C --run_dir D [train options]" >&2
+  exit 2
+fi
+shift
+
+# --- a new run, or one to resume ---
+run_dir='' resume='' config=() options=()
+while [ $# -gt 0 ]; do
+  case $1 in
+    --config=* | --run_dir=* | --resume=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" ;;
+  esac
+  case $1 in
+    --config) config=("$1" "$2") && shift ;;
+    --run_dir) run_dir=$2 && shift ;;
+    --resume) run_dir=$2 resume=yes && shift ;;
+    *) options+=("$1") ;;
+  esac
+  shift
+done
+name=$(basename "${config[1]:-run}" .py)
+run_dir=${run_dir:-runs/$name-$(date +%Y%m%d-%H%M%S)}
+if [ -n "$resume" ] || [ -e "$run_dir/config.json" ]; then
+  options=(--resume "$run_dir" "${options[@]}")
+else
+  options=("${config[@]}" --run_dir "$run_dir" "${options[@]}")
+fi
+
+# --- what every rank runs ---
+[ -n "$PYTHON" ] || { [ -x .venv/bin/python ] && PYTHON=.venv/bin/python || PYTHON=python3; }
+REMOTE_SHELL=${REMOTE_SHELL:-ssh -tt}
+# In place of the subshell that calls it, so that a signal finds it.
+[ "$(type -t "${REMOTE_SHELL%% *}")" = function ] || REMOTE_SHELL="exec $REMOTE_SHELL"
+# Above the ports of services, below those that the kernel hands out to clients.
+COORDINATOR=${COORDINATOR:-${hosts[0]#*@}:$((20000 + RANDOM % 10000))}
+environment=("JAX_COORDINATOR_ADDRESS=$COORDINATOR" "JAX_NUM_PROCESSES=${#hosts[@]}")
+for name in $(compgen -e); do
+  case $name in
+    WANDB_API_KEY | JAX_COORDINATOR_ADDRESS | JAX_NUM_PROCESSES | JAX_PROCESS_ID) ;;
+    JAX_* | XLA_* | WANDB_* | PYTHONPATH) environment+=("$name=${!name}") ;;
+  esac
+done
+logs=$run_dir/ranks
+mkdir -p "$logs" || exit 74
+
+# In a subshell: on_host RANK 'COMMAND LINE', which bash reads, whatever the login shell there is.
+on_host() {
+  $REMOTE_SHELL "${hosts[$1]}" "exec bash -c $(printf %q "cd $(printf %q "$PWD") && $2")" </dev/null
+}
+
+start() { # RANK
+  local folder log pid command
+  folder=$(printf %q "$logs") log=$(printf %q "$logs/$1.log") pid=$(printf %q "$logs/$1.pid")
+  command=$(printf '%q ' env "${environment[@]}" "JAX_PROCESS_ID=$1" \
+    "$PYTHON" -m jaxrl_scale.train "${options[@]}")
+  # Our signals go to the process whose number is written here.
+  on_host "$1" "mkdir -p $folder && echo \$\$ > $pid && exec $command >> $log 2>&1"
+}
+
+# Sends signal $1 to all ranks. One that cannot be reached, or has not begun yet, loses its
+# connection. Each in a process of its own that is no job of ours, so that `wait` passes it over.
+send() {
+  local rank
+  for rank in "${!ranks[@]}"; do
+    {
+      (on_host "$rank" "kill -$1 \$(cat $(printf %q "$logs/$rank.pid"))") || kill "${ranks[rank]}"
+    } >/dev/null 2>&1 &
+    disown
+  done
+}
+
+# shellcheck disable=SC2317 # reached through a trap
+signalled() {
+  if [ -z "$stopping" ]; then
+    stopping=yes
+    send USR1 # which, unlike TERM, no library takes for itself
+  else
+    end_at_once
+  fi
+}
+
+end_at_once() {
+  send KILL
+  kill -KILL "${ranks[@]}"
+} 2>/dev/null
+
+ranks=() stopping='' timer='' status=0
+trap signalled TERM INT HUP USR1 USR2
+touch "$logs/0.log" || exit 74
+tail -c "+$(($(wc -c <"$logs/0.log") + 1))" -f "$logs/0.log" &
+tail=$!
+disown
+rm -f "$logs"/*.pid
+for rank in "${!hosts[@]}"; do
+  start "$rank" &
+  ranks[rank]=$!
+done
+
+# --- until all have ended ---
+while [ ${#ranks[@]} -gt 0 ]; do
+  wait -n 2>/dev/null # for any of them, or a signal
+  for rank in "${!ranks[@]}"; do
+    kill -0 "${ranks[rank]}" 2>/dev/null && continue
+    wait "${ranks[rank]}" 2>/dev/null
+    ended=$?
+    unset "ranks[$rank]"
+    [ $ended -eq 0 ] && continue
+    if [ $ended -ne 75 ]; then
+      echo "rank $rank on ${hosts[rank]} ended with status $ended: $logs/$rank.log" >&2
+    fi
+    case $ended in
+      126 | 127) ended=2 ;; # no such command: the wrong Python
+      1 | 2 | 3 | 74) ;;
+      *) ended=75 ;;
+    esac
+    # 75 is the least of it: the others end so when they lose one.
+    if [ $status -eq 0 ] || [ $status -eq 75 ]; then status=$ended; fi
+    if [ -z "$timer" ]; then sleep "${GRACE:-60}" >/dev/null 2>&1 & timer=$!; fi
+  done
+  if [ -n "$timer" ] && [ ${#ranks[@]} -gt 0 ] && ! kill -0 "$timer" 2>/dev/null; then
+    echo "ranks ${!ranks[*]} did not end by themselves" >&2
+    end_at_once
+    timer=''
+  fi
+done
+[ -z "$timer" ] || kill "$timer"
+sleep 0.2 # for the last lines of rank 0
+kill "$tail"
+rm -f "$logs"/*.pid
+exit $status

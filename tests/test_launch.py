@@ -1,0 +1,377 @@
+"""The launchers, with the real programs of clusters (see `lab`): however a run was started,
+stopped, lost and resized, it is the run of one process, to the last bit."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import lab
+import pytest
+from processes import PATIENCE, REPOSITORY, TESTS, World, assert_same_run, checkpoints, well
+from processes import Done as Ended
+
+LAUNCH = REPOSITORY / "launch"
+RANKS = LAUNCH / "ranks.sh"
+DONE, MISTAKE, STOPPED, IO_ERROR = 0, 2, 75, 74
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    cache = tmp_path_factory.getbasetemp() / "compiled"
+    return World(tmp_path_factory.mktemp("launched"), cache)
+
+
+@pytest.fixture(scope="module")
+def reference(world):
+    """The run of one process that nothing interrupted."""
+    world.train_well(world.folder / "reference")
+    return world.folder / "reference"
+
+
+@pytest.fixture
+def path(world, request):
+    return world.folder / re.sub(r"\W", "_", request.node.name)
+
+
+@pytest.fixture(scope="module")
+def slurm():
+    with lab.Slurm() as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def sshd():
+    with lab.Sshd() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def slow(world):
+    """A Python whose training takes its time, so that a test can interfere."""
+    program = world.folder / "slow"
+    sabotage = f"'{sys.executable}' '{TESTS / 'saboteur.py'}' '{{\"seconds\": 0.5}}'"
+    program.write_text(f'#!/bin/sh\nshift 2  # -m jaxrl_scale.train\nexec {sabotage} "$@"\n')
+    program.chmod(0o755)
+    return str(program)
+
+
+def start(world, *command, **environment):
+    return subprocess.Popen(
+        list(map(str, command)),
+        cwd=world.folder,
+        env=world.environment | {"PYTHON": sys.executable} | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def end(process):
+    with process:
+        try:
+            out, err = process.communicate(timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+    return Ended(process.returncode, out, err)
+
+
+def launch(world, *command, **environment):
+    return end(start(world, *command, **environment))
+
+
+def saved(run_dir):
+    return max(checkpoints(run_dir), default=0)
+
+
+# --- the lab itself -------------------------------------------------------------------------
+
+
+def test_slurm_runs_a_step_on_every_node(slurm):
+    out = slurm.ask("srun", "--nodes=4", "--ntasks-per-node=2", "printenv", "SLURMD_NODENAME")
+    assert sorted(out.split()) == sorted(slurm.nodes * 2)
+
+
+def test_ssh_reaches_each_host(sshd):
+    for host in sshd.HOSTS:
+        command = [*sshd.client.split(), host, "echo $SSH_CONNECTION"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.split()[2] == host
+
+
+def test_a_network_has_named_hosts_and_cables_that_can_be_pulled():
+    with lab.Network(3) as network:
+
+        def reaches(host, other):
+            connect = ["timeout", "1", "bash", "-c", f"</dev/tcp/{other}/9"]  # refused, or silence
+            done = subprocess.run(network.command(host, *connect), capture_output=True)
+            return done.returncode != 124
+
+        name = subprocess.run(network.command("h1", "hostname"), capture_output=True, text=True)
+        assert name.stdout == "h1\n"
+        assert reaches("h0", "h1")
+        network.cut("h1")
+        assert not reaches("h0", "h1")
+        assert reaches("h0", "h2")
+        network.mend("h1")
+        assert reaches("h0", "h1")
+
+
+def test_nothing_of_a_lab_is_left():
+    with lab.Slurm(1) as cluster:
+        folder = cluster.folder
+    found = subprocess.run(["pgrep", "--full", str(folder)], capture_output=True, text=True)
+    assert found.stdout == ""
+    assert not folder.exists()
+
+
+# --- starting processes and adding up how they ended ----------------------------------------
+
+STAND_IN = """
+import json, os, signal, sys, time
+rank = os.environ["JAX_PROCESS_ID"]
+signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))
+print(json.dumps({"rank": rank, "of": os.environ["JAX_NUM_PROCESSES"], "options": sys.argv[1:],
+                  "meet": os.environ["JAX_COORDINATOR_ADDRESS"], "in": os.getcwd()}), flush=True)
+accident = json.loads(os.environ.get("XLA_ACCIDENT", "{}")).get(rank, 0)
+if accident == "sleep":
+    time.sleep(60)
+if accident < 0:
+    os.kill(os.getpid(), -accident)
+sys.exit(accident)
+"""
+
+
+@pytest.fixture
+def ranks(tmp_path, world):
+    """``ranks.sh`` on hosts that are none, with a stand-in for the training."""
+    (tmp_path / "program" / "jaxrl_scale").mkdir(parents=True)
+    (tmp_path / "program" / "jaxrl_scale" / "train.py").write_text(STAND_IN)
+    remote_shell = tmp_path / "remote shell"
+    remote_shell.write_text('#!/bin/sh\nexec sh -c "$2"\n')
+    remote_shell.chmod(0o755)
+    (tmp_path / "sh").symlink_to(remote_shell)  # in a path without a blank
+    folder = tmp_path / "a folder, it's odd"
+    folder.mkdir()
+
+    class Here(World):
+        def __init__(self):
+            self.folder = folder
+            mine = {"PYTHONPATH": str(tmp_path / "program"), "REMOTE_SHELL": str(tmp_path / "sh")}
+            self.environment = world.environment | mine
+
+    here = Here()
+    here.start = lambda *words, **variables: start(here, RANKS, *words, **variables)
+    here.run = lambda *words, **variables: end(here.start(*words, **variables))
+    return here
+
+
+def test_ranks_are_told_where_they_stand_and_log_apart(ranks):
+    odd = ["--name", 'it\'s $HOME; "so" *', "--empty", ""]
+    done = ranks.run("me@a", "b", "--", "--config=configs/c.py", *odd)
+    assert (done.status, done.err) == (0, "")
+    (run_dir,) = (ranks.folder / "runs").iterdir()
+    assert re.fullmatch(r"c-\d{8}-\d{6}", run_dir.name)
+    said = [eval((run_dir / "ranks" / f"{k}.log").read_text()) for k in (0, 1)]
+    assert done.out == (run_dir / "ranks" / "0.log").read_text()
+    assert [s["rank"] for s in said] == ["0", "1"]
+    for s in said:
+        assert s["of"] == "2"
+        assert re.fullmatch(r"a:2\d{4}", s["meet"])
+        assert s["meet"] == said[0]["meet"]
+        assert s["in"] == str(ranks.folder)
+        assert s["options"] == [
+            "--config",
+            "configs/c.py",
+            "--run_dir",
+            f"runs/{run_dir.name}",
+            *odd,
+        ]
+    assert {p.name for p in (run_dir / "ranks").iterdir()} == {"0.log", "1.log"}
+
+
+def test_ranks_resume_a_run_that_is_there(ranks):
+    (ranks.folder / "r").mkdir()
+    (ranks.folder / "r" / "config.json").touch()
+    out = ranks.run("a", "--", "--config", "c.py", "--seed=1", "--run_dir", "r").out
+    assert eval(out)["options"] == ["--resume", "r", "--seed=1"]
+
+
+@pytest.mark.parametrize(
+    ("accident", "status"),
+    [
+        ({"0": 75, "1": 2}, MISTAKE),
+        ({"0": 2, "1": 75}, MISTAKE),
+        ({"0": 3, "1": 75}, 3),
+        ({"1": 74}, IO_ERROR),
+        ({"0": 75, "1": 1}, 1),  # a bug
+        ({"0": 75, "1": -9}, STOPPED),
+        ({"0": 134}, STOPPED),
+    ],
+)
+def test_ranks_end_with_the_status_that_matters(ranks, accident, status):
+    done = ranks.run("a", "b", "--", "--run_dir=r", XLA_ACCIDENT=str(accident).replace("'", '"'))
+    assert done.status == status
+    if odd := [k for k, s in accident.items() if s != 75]:
+        assert f"rank {odd[0]} on {'ab'[int(odd[0])]} ended with status" in done.err
+
+
+def test_ranks_without_a_python_are_a_mistake(ranks):
+    assert ranks.run("a", "--", "--run_dir=r", PYTHON="none").status == MISTAKE
+    assert ranks.run("a", "--run_dir=r").status == MISTAKE
+
+
+def test_a_rank_that_does_not_end_with_the_others_is_ended(ranks):
+    both = {"XLA_ACCIDENT": '{"0": "sleep", "1": 3}', "GRACE": "1"}
+    begun = time.monotonic()
+    assert ranks.run("a", "b", "--", "--run_dir=r", **both).status == 3
+    assert time.monotonic() - begun < 20
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR2])
+def test_a_signal_makes_all_ranks_save(ranks, number):
+    run = ranks.start("a", "b", "--", "--run_dir=r", XLA_ACCIDENT='{"0": "sleep", "1": "sleep"}')
+    logs = [ranks.folder / "r" / "ranks" / f"{k}.log" for k in (0, 1)]
+    lab.until(lambda: all(p.exists() and p.read_text() for p in logs), lambda: "no log")
+    run.send_signal(number)
+    assert end(run).status == STOPPED
+
+
+def test_pbs_starts_one_process_on_each_host_of_the_job_by_its_own_remote_shell(ranks, tmp_path):
+    (tmp_path / "bin").mkdir()
+    tmrsh = tmp_path / "bin" / "pbs_tmrsh"
+    tmrsh.write_text('#!/bin/sh\nshift\nexec "$@"\n')  # words, that no shell reads
+    tmrsh.chmod(0o755)
+    (tmp_path / "nodes").write_text("h1\nh1\nh0\nh0\n")
+    (ranks.folder / "launch").symlink_to(LAUNCH)
+    job = {"PBS_NODEFILE": str(tmp_path / "nodes"), "PBS_JOBID": "12.server"}
+    job |= {"PBS_O_WORKDIR": str(ranks.folder), "OPTIONS": "--config c.py"}
+    job |= {"PATH": f"{tmp_path / 'bin'}{os.pathsep}{ranks.environment['PATH']}"}
+    done = launch(ranks, LAUNCH / "pbs.sh", **job)
+    assert (done.status, done.err) == (0, "")
+    said = eval(done.out)
+    assert said["of"] == "2"
+    assert said["meet"].startswith("h1:")
+    assert said["options"] == ["--config", "c.py", "--run_dir", "runs/pbs-12"]
+
+
+# --- training: on this machine, by ssh, PBS, mpirun -----------------------------------------
+
+
+def test_local_processes_stop_on_a_signal_and_resume_by_the_same_command(
+    world, path, reference, slow
+):
+    command = [LAUNCH / "local.sh", 2, *world.small(path)]
+    run = start(world, *command, PYTHON=slow)
+    lab.until(lambda: saved(path) >= 4 or run.poll() is not None, lambda: "nothing saved")
+    run.terminate()
+    stopped = end(run)
+    assert (stopped.status, stopped.err) == (STOPPED, ""), stopped
+    assert "resumed at iteration" in well(launch(world, *command)).out
+    assert_same_run(path, reference)
+
+
+def test_ssh(world, path, reference, sshd):
+    hosts = [*sshd.HOSTS, sshd.HOSTS[2]]  # 4 processes: a number that divides the shards
+    command = [LAUNCH / "ssh.sh", *hosts, "--", *world.small(path)]
+    well(launch(world, *command, SSH=sshd.client))
+    assert_same_run(path, reference)
+
+
+def test_pbs(world, path, reference, sshd):
+    nodes = world.folder / "nodes"
+    nodes.write_text("".join(f"{host}\n" * 2 for host in sshd.HOSTS[:2]))
+    job = {"PBS_NODEFILE": str(nodes), "PBS_JOBID": "1", "PBS_O_WORKDIR": str(REPOSITORY)}
+    well(launch(world, LAUNCH / "pbs.sh", *world.small(path), **job, SSH=sshd.client))
+    assert_same_run(path, reference)
+
+
+def test_mpirun(world, path, reference):
+    lab.need("mpirun", root=False)
+    root = dict.fromkeys(("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"), "1")
+    train = [sys.executable, "-m", "jaxrl_scale.train", *world.small(path)]
+    well(launch(world, "mpirun", "-n", 2, "--oversubscribe", *train, **root))
+    assert_same_run(path, reference)
+
+
+# --- training: Slurm ------------------------------------------------------------------------
+
+
+def submit(slurm, world, run_dir, python, *options):
+    environment = world.environment | {"PYTHON": python, "RUN_DIR": str(run_dir)}
+    few = [f"--chdir={world.folder}", "--cpus-per-task=1", *options]
+    small = world.small(run_dir)
+    del small[small.index("--run_dir") :]
+    return slurm.submit(*few, LAUNCH / "slurm.sbatch", *small, env=environment)
+
+
+def advance(slurm, job, run_dir):
+    """Wait until the job has trained and saved after its latest start."""
+    before = saved(run_dir)
+    lab.until(
+        lambda: saved(run_dir) > before and slurm.state(job) == "RUNNING",
+        lambda: f"{slurm.show(job)}\n{(run_dir / 'ranks' / '0.log').read_text()}\n{slurm.logs()}",
+        PATIENCE,
+    )
+
+
+def test_a_bare_srun(slurm, world, path, reference):
+    train = [sys.executable, "-m", "jaxrl_scale.train", *world.small(path)]
+    done = slurm.run("srun", "-N2", "-n4", *train, env=world.environment, timeout=PATIENCE)
+    well(Ended(done.returncode, done.stdout, done.stderr))
+    assert_same_run(path, reference)
+
+
+def test_a_slurm_job_that_is_preempted_and_signalled_is_requeued_and_ends_the_same(
+    slurm, world, path, reference, slow
+):
+    job = submit(slurm, world, path, slow, "--nodes=2", "--ntasks-per-node=2")
+    advance(slurm, job, path)
+    slurm.preempt(job)
+    slurm.wait(job, "RUNNING", restarts=1)
+    advance(slurm, job, path)
+    slurm.ask("scancel", "--signal=USR1", job)
+    ended = slurm.wait(job, "COMPLETED", "FAILED", "CANCELLED", restarts=2, patience=PATIENCE)
+    said = (world.folder / f"slurm-{job}.out").read_text()
+    assert ended["JobState"] == "COMPLETED", said
+    assert said.count("and saved at iteration") == 2
+    assert_same_run(path, reference)
+
+
+def test_a_slurm_job_goes_on_with_other_numbers_of_nodes_and_after_the_loss_of_one(
+    slurm, world, path, reference, slow
+):
+    job = submit(slurm, world, path, slow, "--nodes=4")
+    restarts = 0
+    for nodes in (2, 1, 4):
+        advance(slurm, job, path)
+        slurm.ask(LAUNCH / "resize.sh", job, nodes)
+        restarts += 1
+        now = slurm.wait(job, "RUNNING", restarts=restarts)
+        assert int(now["NumNodes"]) == nodes
+        if nodes == 2:
+            advance(slurm, job, path)
+            slurm.kill_node("n1")
+            restarts += 1
+            slurm.wait(job, "RUNNING", restarts=restarts)
+            slurm.restart_node("n1")
+    ended = slurm.wait(job, "COMPLETED", "FAILED", "CANCELLED", patience=PATIENCE)
+    assert ended["JobState"] == "COMPLETED", (world.folder / f"slurm-{job}.out").read_text()
+    assert_same_run(path, reference)
+
+
+def test_a_slurm_job_is_not_requeued_for_a_mistake_nor_when_it_is_cancelled(
+    slurm, world, path, slow
+):
+    mistaken = submit(slurm, world, path, slow, "--nodes=3")  # 3 processes for 4 shards
+    assert slurm.wait(mistaken, "FAILED", patience=PATIENCE)["ExitCode"] == "2:0"
+    job = submit(slurm, world, path.with_suffix(".cancelled"), slow, "--nodes=1")
+    advance(slurm, job, path.with_suffix(".cancelled"))
+    slurm.ask("scancel", job)
+    slurm.wait(job, "CANCELLED")
+    time.sleep(8)  # longer than a requeued job waits
+    assert slurm.state(job) == "CANCELLED"
