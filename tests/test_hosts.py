@@ -1,5 +1,7 @@
 """Runs of several processes: found, met, the same to the last bit, and never left waiting."""
 
+import os
+import random
 import re
 import shutil
 import signal
@@ -9,7 +11,18 @@ from concurrent.futures import ThreadPoolExecutor
 
 import lab
 import pytest
-from processes import PATIENCE, World, assert_same_run, ended, free_port, summary, well
+from processes import (
+    PATIENCE,
+    World,
+    assert_same_bits,
+    assert_same_run,
+    ended,
+    free_port,
+    rows,
+    state,
+    summary,
+    well,
+)
 
 from jaxrl_scale import hosts
 from jaxrl_scale.config import Launch, load_launch
@@ -287,7 +300,7 @@ def test_whole_seeds_on_processes_change_no_bit(world, path):
 
 
 def test_a_run_goes_on_with_4_then_2_then_1_then_4_processes(world, reference, path):
-    stops = [(4, 5, 3), (2, 11, 1), (1, 15, 0), (4, None, 0)]  # processes, iteration, who is told
+    stops = [(4, 5, 3), (2, 11, 1), (1, 16, 0), (4, None, 0)]  # processes, iteration, who is told
     states = []
     for number, at, who in stops:
         accidents = {who: {"signal": "SIGUSR1", "at": at}} if at else {}
@@ -295,23 +308,16 @@ def test_a_run_goes_on_with_4_then_2_then_1_then_4_processes(world, reference, p
         done = world.run_ranks(number, *call, accidents=accidents)
         assert {d.status for d in done.values()} == {AGAIN if at else DONE}, done
         assert all(d.err == "" for d in done.values())
-        states.append(everything(path))
+        states.append(state(path))
     assert_same_run(path, reference)
     # At each hand-over the state is that of the run which nobody stopped, leaf by leaf.
     for handed_over, (iteration, leaves) in zip(stops[:-1], states[:-1], strict=True):
         undisturbed = path.with_name(f"up_to_{iteration}")
         accident = {"signal": "SIGTERM", "at": iteration}
         assert world.train(undisturbed, accident=accident).status == AGAIN
-        its_iteration, its_leaves = everything(undisturbed)
+        its_iteration, its_leaves = state(undisturbed)
         assert its_iteration == iteration >= handed_over[1]
-        assert its_leaves.keys() == leaves.keys()
-        assert [n for n in leaves if leaves[n].tobytes() != its_leaves[n].tobytes()] == []
-
-
-def everything(run_dir):
-    from processes import state
-
-    return state(run_dir)
+        assert_same_bits(leaves, its_leaves)
 
 
 def test_hosts_without_a_shared_folder_keep_their_own_parts(world, reference, path):
@@ -372,7 +378,7 @@ class Trial:
     def saved(self, iteration):
         """Wait until that checkpoint is there."""
         limit = time.monotonic() + PATIENCE
-        while not any(newest(self.path) >= iteration for _ in [0]):
+        while newest(self.path) < iteration:
             for k, process in self.processes.items():
                 assert process.poll() is None, (k, process.communicate())
             assert time.monotonic() < limit
@@ -413,7 +419,8 @@ def assert_lost(done, who, why):
     for one in done.values():
         assert one.status == AGAIN, one
         assert re.search(rf"process {who} of \d on \S+ was lost: {why}.*--resume", one.err), one
-        assert one.err.count("\n") == 1
+        # XLA may get a word in where process 0 is gone.
+        assert one.err.count("error: ") == 1
 
 
 @pytest.mark.parametrize("victim", [0, 1, 3])
@@ -458,7 +465,7 @@ def test_a_signal_to_one_process_stops_all_at_one_iteration(world, reference, pa
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_process_killed_while_it_saves_leaves_whole_checkpoints(world, reference, path, victim):
-    events = [120, 260, 400] if victim == 0 else [60, 110, 160]
+    events = [90, 110, 60] if victim == 0 else [50, 60, 40]
     for event in events:  # file events of different kinds, in different saves
         trial = Trial(world, path, accidents={victim: {"kill_at_file_event": event}})
         trial.since = time.monotonic()
@@ -469,14 +476,100 @@ def test_a_process_killed_while_it_saves_leaves_whole_checkpoints(world, referen
     assert_same_run(path, reference)
 
 
-def test_a_full_folder_ends_all_and_keeps_what_was_saved(world, reference, path):
+@pytest.fixture
+def small_disk(path):
+    """A disk of its own for the run: ``small_disk(size)`` makes it, or gives it another size."""
     lab.need("unshare")
-    path.mkdir()
-    trial = Trial(world, path, accidents={1: {"largest_file": 2000}}, more=["--tensorboard=false"])
-    trial.since = time.monotonic()
-    done, _ = trial.survivors()
+
+    def resize(size):
+        path.mkdir(exist_ok=True)
+        how = f"size={size},remount" if os.path.ismount(path) else f"size={size}"
+        command = ["mount", "-t", "tmpfs", "-o", how, "tmpfs", path]
+        if subprocess.run(command, capture_output=True).returncode:
+            pytest.skip("this process may not mount a tmpfs (needs root)")
+
+    yield resize
+    if os.path.ismount(path):
+        subprocess.run(["umount", path], check=True)
+
+
+def test_a_full_folder_ends_all_and_keeps_what_was_saved(world, reference, path, small_disk):
+    small_disk("600k")
+    trial = Trial(world, path, more=["--keep_checkpoints", 20])
+    done = ended(trial.processes)
     assert {d.status for d in done.values()} == {IO_ERROR}, done
-    assert re.search(r"process 1 .*cannot save checkpoint .*File too large", done[0].err)
-    assert newest(path) == 0  # no half of one counts
+    assert all("No space left on device" in d.err for d in done.values())
+    assert newest(path) >= 2  # else the disk is too small to show anything
+    small_disk("100m")
+    trial.resume()
+    assert rows(path) == rows(reference)
+    assert_same_bits(state(path)[1], state(reference)[1])
+
+
+# --- the network ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def network():
+    with lab.Network(hosts=2) as network:
+        yield network
+
+
+def on(network):
+    def within(host):
+        return lambda *command: network.command(host, *command)
+
+    return {"withins": [within("h0"), within("h1")], "coordinator": "h0:6000"}
+
+
+def test_a_link_cut_for_good_ends_both_sides(world, reference, path, network):
+    trial = Trial(world, path, **on(network)).saved(6)
+    network.cut("h1")
+    trial.since = time.monotonic()
+    done, seconds = trial.survivors()
+    for k in (0, 1):
+        assert done[k].status == AGAIN, done
+        assert f"process {1 - k} of 2 on h{1 - k} was lost: silent for" in done[k].err
+    assert seconds < HEARTBEAT + 10
+    network.mend("h1")
     trial.resume()
     assert_same_run(path, reference)
+
+
+def test_a_link_cut_for_three_seconds_is_waited_for(world, reference, path, network):
+    trial = Trial(world, path, **on(network)).saved(6)
+    network.cut("h1")
+    time.sleep(3)
+    network.mend("h1")
+    all_well(ended(trial.processes))
+    assert_same_run(path, reference)
+
+
+# --- again and again ------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_twenty_random_kills_lose_nothing(world, path):
+    """Any process, at any moment, the meeting at the start included."""
+    longer = ["--iterations", 600, "--checkpoint_every", 5, "--eval_every", 100]
+    alone = path.with_name("soak_alone")
+    world.train_well(alone, *longer)
+    random_, before, kills = random.Random(0), [0], 0
+    while kills < 20:
+        number = random_.choice([2, 4])
+        resumes = (path / "config.json").exists()
+        more = ["--start_timeout", 20, *(() if resumes else longer)]
+        trial = Trial(world, path, number, more=more)
+        victim = random_.randrange(number)
+        time.sleep(random_.uniform(1, 20))
+        assert trial.processes[victim].poll() is None, "it ended before it could be killed"
+        done, _ = trial.send(victim, signal.SIGKILL).survivors(victim)
+        assert all(one.status == AGAIN for one in done.values()), done
+        before.append(newest(path))
+        assert before[-1] >= before[-2]
+        kills += 1
+    print(f"the newest checkpoint after each kill: {before[1:]}")
+    trial = Trial(world, path)
+    all_well(ended(trial.processes))
+    assert_same_run(path, alone)

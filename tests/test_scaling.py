@@ -1,0 +1,381 @@
+"""The scaling study: its numbers by hand, its mistakes, and one tiny series for real."""
+
+import json
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+from processes import SMALL, World, options, rows, summary, well
+from scipy import stats
+
+from jaxrl_scale import scaling
+from jaxrl_scale.scaling import Point, Result, Trace
+from jaxrl_scale.types import UserError
+
+
+def point(**changes):
+    whole = {"mode": "strong", "nodes": None, "processes": 1, "threads": 1, "devices": None}
+    return Point(**(whole | {"base_envs": 8, "num_envs": 8} | changes))
+
+
+def trace(speed=100.0, devices=1, final=(-80.0,), env="Acrobot-v1", **curves):
+    """By default three rows at 10, 20 and 30 iterations, with the returns -500, -300, -100."""
+    whole = {
+        "iterations": [10, 20, 30],
+        "steps": [1000, 2000, 3000],
+        "seconds": [5, 10, 15],
+        "returns": [[-500.0] * len(final), [-300.0] * len(final), [-100.0] * len(final)],
+    }
+    arrays = {name: np.array(x, float) for name, x in (whole | curves).items()}
+    last = {"final": np.array(final, float), "speed": speed, "compile_seconds": 2.0}
+    return Trace(env=env, devices=devices, **arrays, **last)
+
+
+def write_run(path, *, speeds, status="done", failed=(), final=(-80.0, -90.0), devices=1):
+    """A run directory with a row every 2 iterations, of 2 agents with 8 environments × 10 steps;
+    row ``k`` (from 1) has the running returns -500 + 100 k and -500 + 50 k, and took 3 s."""
+    path.mkdir(parents=True)
+    lines = []
+    for k, speed in enumerate(speeds, 1):
+        returns = [-500 + 100 * k, -500 + 50 * k]  # until it failed it had some, too
+        row = {"iteration": 2 * k, "env_steps": 2 * 160 * k, "steps_per_second": speed}
+        row |= {"wall_seconds": 4 + 3 * k, "compile_seconds": 4, "return_100": -1}
+        lines.append(json.dumps(row | {"per_seed": {"return_100": returns}, "failed": [*failed]}))
+    (path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    (path / "config.json").write_text(json.dumps({"env": "Acrobot-v1"}))
+    (path / "run.json").write_text(json.dumps({"starts": [{"devices": ["cpu"] * devices}]}))
+    scores = [None if m in failed else x for m, x in enumerate(final)]
+    done = {"status": status, "num_seeds": 2, "failed": [*failed], "compile_seconds": 4.0}
+    (path / "summary.json").write_text(json.dumps(done | {"evaluation": {"per_seed": scores}}))
+
+
+def write_study(folder, *points):
+    folder.mkdir(parents=True, exist_ok=True)
+    machine = {"processor": "Abacus", "cores": 2, "versions": {"jax": "1.2"}, "date": "2026-11-21"}
+    study = {"config": "acrobot.py", "options": [], "commands": ["python -m x"], "machine": machine}
+    points = [scaling.dataclasses.asdict(p) for p in points]
+    (folder / "study.json").write_text(json.dumps(study | {"points": points}))
+
+
+# --- the numbers ----------------------------------------------------------------------------
+
+
+def test_the_speed_is_the_median_after_the_first_tenth():
+    speeds = {1: 1.0, 2: 800.0, 3: 900.0, 10: 100.0, 20: 200.0, 30: 5.0}
+    told = [{"iteration": k, "steps_per_second": v} for k, v in speeds.items()]
+    assert scaling.steps_per_second(told) == 100.0  # of 100, 200 and 5: the others end by 3
+    assert scaling.steps_per_second(told[-2:]) == 5.0  # the first row never counts
+    assert scaling.steps_per_second(told[:1]) == 1.0  # unless it is alone
+
+
+def test_a_run_directory_is_read_without_its_compilation_and_failed_agents(tmp_path):
+    write_run(tmp_path / "run", speeds=[1, 20, 30], failed=[1], devices=2)
+    read = scaling.read_trace(tmp_path / "run")
+    assert read.steps.tolist() == [160, 320, 480]  # of one agent
+    assert read.seconds.tolist() == [3, 6, 9]
+    assert read.iterations.tolist() == [2, 4, 6]
+    assert read.returns[:, 0].tolist() == [-400, -300, -200]
+    assert np.isnan(read.returns[:, 1]).all()
+    assert (read.final[0], np.isnan(read.final[1])) == (-80, True)
+    assert (read.speed, read.devices, read.compile_seconds) == (25, 2, 4)
+
+
+def test_curves_are_interpolated_and_never_before_their_first_number():
+    x = np.array([10.0, 20.0, 40.0])
+    y = np.array([[1.0, np.nan], [2.0, 5.0], [4.0, 9.0]])
+    assert scaling.at(x, y, 15)[0] == 1.5
+    assert np.isnan(scaling.at(x, y, 15)[1])
+    assert scaling.at(x, y, 30).tolist() == [3, 7]
+    assert np.isnan(scaling.at(x, y, 9)).all()
+
+
+def test_interquartile_means_and_intervals():
+    values = np.array([8.0, 1, 2, 3, 4, 5, 6, 700])  # sorted 1 2 | 3 4 5 6 | 8 700
+    assert scaling.score(values)["iqm"] == 4.5
+    many = np.random.default_rng(3).normal(size=64)
+    reference = stats.bootstrap((many,), lambda x, axis: stats.trim_mean(x, 0.25, axis), rng=1)
+    assert scaling.score(many)["ci95"] == pytest.approx(reference.confidence_interval, abs=0.05)
+    assert scaling.score(np.array([3.0, np.nan, 5.0]))["iqm"] == 4  # one failed
+    assert scaling.score(np.array([3.0, np.nan]))["iqm"] is None  # half of them
+
+
+def test_differences_pair_equal_seeds():
+    values = np.random.default_rng(1).normal(size=32)
+    same = scaling.difference(values, values)
+    assert same == {"difference": 0.0, "difference_ci95": [0.0, 0.0]}
+    moved = scaling.difference(values + 3, values[:31])
+    low, high = moved["difference_ci95"]
+    assert low < moved["difference"] < high
+    # Of two independent samples the variances add: 1.4 times an interval of one.
+    one = np.diff(scaling.score(values)["ci95"])[0]
+    assert 1.2 < (high - low) / one < 1.65
+    assert scaling.difference(values, np.array([np.nan]))["difference"] is None
+
+
+def test_speed_up_and_efficiency_are_against_the_first():
+    one = Result(point(), [trace(100.0)], [trace(120.0), trace(80.0)])
+    two = Result(point(processes=2), [trace(150.0, 2)], [trace(170.0, 2), trace(20.0, 2)])
+    first, second = scaling.compare([one, two], None)
+    assert (first["steps_per_second"], first["speedup"], first["efficiency"]) == (100, 1, 1)
+    assert second["steps_per_second"] == 150
+    assert second["steps_per_second_range"] == [20, 170]
+    assert (second["speedup"], second["efficiency"]) == (1.5, 0.75)
+    assert (second["runs"], second["seeds"], second["all_devices"]) == (3, 1, 2)
+    # The same machine with more environments scales nothing.
+    more = Result(point(num_envs=16), [trace(300.0)], [])
+    first, second = scaling.compare([one, more], None)
+    assert (second["speedup"], second["efficiency"]) == (3, None)
+
+
+def test_equal_budgets_are_those_of_the_run_that_has_least():
+    small = Result(point(), [trace(final=(-80.0, -90.0))], [])
+    # Ten times the steps in twice the time.
+    wide = trace(steps=[1e4, 2e4, 3e4], seconds=[10, 20, 30], final=(-70.0, -74.0))
+    first, second = scaling.compare([small, Result(point(num_envs=80), [wide], [])], None)
+    told = {axis: found["at"] for axis, found in first["returns"].items()}
+    assert told == {"iterations": 30, "steps": 3000, "seconds": 15}
+    assert [found["iqm"] for found in first["returns"].values()] == [-85, -100, -100]
+    # 3,000 steps come before its first row; after 15 s it is between -500 and -300.
+    assert [found["iqm"] for found in second["returns"].values()] == [-72, None, -400]
+    assert [x["difference"] for x in second["returns"].values()] == [13, None, -300]
+    # Fewer iterations: the evaluations at the end no longer compare.
+    brief = trace(iterations=[10, 20, 25], final=(-60.0,))
+    first, second = scaling.compare([small, Result(point(num_envs=80), [brief], [])], None)
+    assert first["returns"]["iterations"]["at"] == 25
+    assert first["returns"]["iterations"]["iqm"] == -200
+    assert second["returns"]["iterations"]["iqm"] == -100
+
+
+def test_failed_and_stuck_seeds_are_counted():
+    final = (-500.0, -495.5, -494.5, -80.0, np.nan)
+    runs = [trace(final=final), trace(final=(-81.0,))]  # --seeds=2
+    (told,) = scaling.compare([Result(point(), runs, [])], None)
+    assert (told["stuck"], told["failed"], told["worst"], told["seeds"]) == (2, 1, -500, 6)
+    (told,) = scaling.compare([Result(point(), runs, [])], -80.0)
+    assert told["stuck"] == 5  # as bad as -79.2
+    (told,) = scaling.compare([Result(point(), [trace(env="Own-v0")], [])], None)
+    assert told["stuck"] is None
+
+
+def test_series_compare_equal_environments_where_machines_differ():
+    def names(*points):
+        series = scaling.all_series([Result(p, [trace()], []) for p in points])
+        return [[result.point.name for result in one] for one in series]
+
+    grid = [point(processes=p, base_envs=e, num_envs=e) for p in (1, 2) for e in (8, 80)]
+    assert names(*grid) == [
+        ["strong-1x1-8envs", "strong-2x1-8envs"],
+        ["strong-1x1-80envs", "strong-2x1-80envs"],
+    ]
+    assert names(*grid[:2]) == [["strong-1x1-8envs", "strong-1x1-80envs"]]
+    weak = point(mode="weak", processes=2, num_envs=16)
+    assert names(grid[0], grid[2], weak)[1] == ["weak-2x1-16envs"]
+
+
+def test_a_study_is_analysed_from_its_folder(tmp_path, capsys):
+    one, two, three = point(), point(processes=2), point(processes=4)
+    write_study(tmp_path, one, two, three)
+    write_run(tmp_path / one.name / "seed0-repeat0", speeds=[1, 100_000, 100_000])
+    write_run(tmp_path / two.name / "seed0-repeat0", speeds=[1, 180_000, 180_000], devices=2)
+    write_run(tmp_path / two.name / "seed0-repeat1", speeds=[1, 190_000, 190_000], devices=2)
+    write_run(tmp_path / three.name / "seed0-repeat0", speeds=[1, 1, 1], status="stopped")
+    assert scaling.main(["--analyse", str(tmp_path)]) == 0
+    table = (tmp_path / "scaling.md").read_text()
+    assert table in capsys.readouterr().out
+    assert "Abacus, 2 cores; jax 1.2; 2026-11-21." in table
+    assert "| 1 process × 1 core | 1 | 8 | 100k | 1.00 | 100 % | 4.0 s |" in table
+    assert "| 2 processes × 1 core | 2 | 8 | 185k (180k to 190k) | 1.85 | 92 % | 4.0 s |" in table
+    assert "4 processes" not in table
+    # -80 and -90 at the end; the running returns there -200 and -350, both after 9 s.
+    line = next(x for x in table.splitlines() if x.startswith("| 2 processes × 1 core | 2 | −85.0"))
+    assert line.count(" −275.0 (−350.0 to −200.0) | 0.0 (0.0 to 0.0) |") == 2
+    assert "return at 6 iterations" in table
+    assert "return at 480 steps" in table
+    assert "return at 9 s" in table
+    told = json.loads((tmp_path / "scaling.json").read_text())
+    assert told["series"][0][1]["efficiency"] == pytest.approx(0.925)
+    assert (tmp_path / "scaling.png").read_bytes().startswith(b"\x89PNG")
+
+
+# --- what to run, and mistakes --------------------------------------------------------------
+
+
+def planned(monkeypatch, arguments, cores=8, gpus=()):
+    monkeypatch.setattr(scaling, "visible_cores", lambda: list(range(cores)))
+    monkeypatch.setattr(scaling, "visible_gpus", lambda: list(gpus))
+    args, options = scaling.parse(["--config", str(CONFIG), *arguments])
+    return scaling.plan(args, options)
+
+
+CONFIG = scaling.Path(__file__).parent.parent / "configs" / "acrobot.py"  # 128 envs, 8 shards
+
+
+def test_the_axes_are_combined(monkeypatch):
+    def told(arguments, **machine):
+        points = planned(monkeypatch, arguments, **machine)
+        return [(p.processes, p.threads, p.devices, p.num_envs) for p in points]
+
+    assert told(["--processes=1,2"]) == [(1, 8, None, 128), (2, 4, None, 128)]
+    assert told(["--processes=1x8,4x2"]) == [(1, 8, None, 128), (4, 2, None, 128)]
+    assert told(["--devices=1,2"]) == [(1, 1, 1, 128), (1, 2, 2, 128)]
+    assert told(["--devices=1,2"], gpus="ab") == [(1, 8, 1, 128), (1, 8, 2, 128)]
+    assert told(["--threads", "1,2", "--num_envs", "64,128"]) == [
+        *((1, 1, None, 64), (1, 1, None, 128)),
+        *((1, 2, None, 64), (1, 2, None, 128)),
+    ]
+    weak = ["--processes=1,2", "--threads=1", "--mode=both", "--num_envs=128"]
+    assert told(weak) == [
+        *((1, 1, None, 128), (2, 1, None, 128)),
+        *((1, 1, None, 128), (2, 1, None, 256)),
+    ]
+    # A minibatch that fits to the axis and not to the config's 128 environments × 64 steps.
+    assert told(["--num_envs=1024", "--", "--algo.minibatch_size=16384"])[0][3] == 1024
+    assert told([*weak[:1], "--mode=weak", "--devices=2"], gpus="ab")[1][3] == 512
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--prosesses=1"], "unknown option --prosesses; did you mean --processes?"),
+        (["--total_steps=9"], "unknown option --total_steps; those for the trainer follow --"),
+        (["--processes=1,,2"], "--processes: '' should be a whole number of at least 1"),
+        (["--processes=0"], "--processes: '0' should be a whole number of at least 1"),
+        (["--processes=2xa"], "--processes: 'a' should be a whole number of at least 1"),
+        (["--threads"], "--threads needs a value; write --threads=VALUE"),
+        (["--seeds=1,2"], "--seeds: '1,2' should be a whole number of at least 1"),
+        (["--mode=soft"], "--mode: invalid choice: 'soft'"),
+        (["--processes=3"], "3 processes divide neither num_shards=8 nor num_seeds=1; try 2"),
+        (["--processes=16x1"], "16 × 1: so many processes with so many cores need 16 cores; th"),
+        (["--processes=1x2", "--threads=2"], "--processes says the cores already (1x32); leave"),
+        (["--devices=3"], "devices=3 divides neither num_shards=8 nor num_seeds=1"),
+        (["--num_envs=100"], "num_envs=100 does not divide by num_shards=8"),
+        (["--nodes=2"], "--nodes works in a Slurm job (sbatch, salloc), not in one of its steps"),
+        (["--", "--total_step=9"], "unknown option --total_step; did you mean --total_steps?"),
+        (["--", "--run_dir=x"], "--run_dir cannot follow --: the study itself gives it"),
+        (["--num_envs=8", "--", "--num_envs=8"], "--num_envs cannot follow --"),
+        (["--analyse=x"], "give --config=FILE to train, or --analyse=FOLDER"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(monkeypatch, capsys, tmp_path, arguments, said):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(scaling, "visible_cores", lambda: list(range(8)))
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    assert scaling.main(["--config", str(CONFIG), *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"error: {said}")
+    assert err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_without_a_study_and_one_of_another_training(tmp_path):
+    with pytest.raises(UserError, match=r"holds no scaling study: it has no study\.json"):
+        scaling.write_results(tmp_path)
+    write_study(tmp_path, point())
+    with pytest.raises(UserError, match=r"no run of .* has come to its end"):
+        scaling.write_results(tmp_path)
+    scaling.prepare(tmp_path, "acrobot.py", [], [point(), point(processes=2)])
+    points = json.loads((tmp_path / "study.json").read_text())["points"]
+    assert [p["processes"] for p in points] == [1, 2]
+    with pytest.raises(UserError, match=r"another training \(acrobot.py\); choose another --out"):
+        scaling.prepare(tmp_path, "acrobot.py", ["--iterations=3"], [point()])
+
+
+def test_nodes_go_through_srun(monkeypatch, tmp_path):
+    """A stand-in for srun writes down how it was called."""
+    srun = tmp_path / "srun"
+    srun.write_text('#!/bin/sh\necho "$@ $JAX_NUM_PROCESSES"\n')
+    srun.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("JAX_NUM_PROCESSES", "7")  # of whoever started the study
+    wide = point(nodes=2, processes=4, threads=8)
+    assert scaling.launch(wide, ["--seed=1"], tmp_path / "run") == 0
+    said = (tmp_path / "run" / "process0.log").read_text()
+    assert said.startswith("--nodes=2 --ntasks=8 --ntasks-per-node=4 --cpus-per-task=8 ")
+    assert said.endswith("-m jaxrl_scale.train --seed=1 \n")
+
+
+# --- for real -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    return World(tmp_path_factory.mktemp("world"), tmp_path_factory.mktemp("cache"))
+
+
+def study(world, *axes, **changes):
+    """The command of a tiny study in the folder ``study``."""
+    quiet = {"checkpoint_every": 10_000, "eval_every": 0, "eval_episodes": 4}
+    tiny = SMALL | {"compilation_cache": world.cache} | quiet | changes
+    own = {"config": world.folder / "tiny.py", "out": "study"}
+    (world.folder / "tiny.py").write_text(
+        "from jaxrl_scale import Config\n\n\ndef get_config():\n    return Config()\n"
+    )
+    for axis in axes:
+        tiny.pop(axis.split("=")[0].removeprefix("--"), None)
+    return [*options(own), *axes, "--", *options(tiny)]
+
+
+CORES = len(scaling.visible_cores())
+
+
+def test_a_tiny_series_trains_and_a_second_call_adds_to_it(world):
+    first = well(world.run(*study(world, "--threads=1"), module="jaxrl_scale.scaling"))
+    run = world.folder / "study" / "strong-1x1-16envs" / "seed0-repeat0"
+    assert first.out.startswith("[1/1] study/strong-1x1-16envs/seed0-repeat0: ")
+    assert summary(run)["status"] == "done"
+    before = {p: p.stat().st_mtime_ns for p in run.rglob("*")}
+
+    more = "2" if CORES > 1 else "1"
+    again = study(world, "--threads=1", f"--processes=1,{more}")
+    second = well(world.run(*again, module="jaxrl_scale.scaling"))
+    assert "[1/2] study/strong-1x1-16envs/seed0-repeat0: done before\n" in second.out or CORES == 1
+    assert {p: p.stat().st_mtime_ns for p in run.rglob("*")} == before
+    (told,) = json.loads((world.folder / "study" / "scaling.json").read_text())["series"]
+    assert [result["all_processes"] for result in told] == [1, 2][:CORES]
+    if CORES > 1:
+        two = world.folder / "study" / "strong-2x1-16envs" / "seed0-repeat0"
+        assert rows(two) == rows(run)  # the same learning, to the last bit
+        assert told[1]["all_devices"] == 2
+        assert told[1]["returns"]["iterations"]["difference_ci95"] == [0, 0]
+        assert (two / "process1.log").exists()
+
+
+def test_an_interrupted_study_goes_on_where_it_was(world):
+    long = study(world, "--threads=1", "--num_envs=32", iterations=1000, log_every=20)
+    long[3] = "interrupted"
+    run = world.folder / "interrupted" / "strong-1x1-32envs" / "seed0-repeat0"
+    with world.start(*long, module="jaxrl_scale.scaling") as process:
+        while not (run / "metrics.jsonl").exists() or not rows(run):
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 128 + signal.SIGTERM
+    assert summary(run)["status"] == "stopped"
+    reached = summary(run)["iterations"]
+    assert 0 < reached < 1000
+    done = well(world.run(*long, module="jaxrl_scale.scaling"))
+    assert "steps/s, return" in done.out
+    assert summary(run)["status"] == "done"
+    assert [row["iteration"] for row in rows(run)] == list(range(20, 1001, 20))
+    starts = json.loads((run / "run.json").read_text())["starts"]
+    assert [start["resumed_from"] for start in starts] == [0, reached]
+
+
+def test_a_run_that_fails_is_named_and_the_others_count(world):
+    """The folder of the one holds a summary of nothing; the other is done already."""
+    spoiled = world.folder / "spoiled" / "strong-1x1-16envs" / "seed0-repeat0"
+    spoiled.mkdir(parents=True)
+    (spoiled / "summary.json").write_text("{}")
+    write_run(world.folder / "spoiled/strong-1x1-32envs/seed0-repeat0", speeds=[1, 2, 3])
+    command = study(world, "--threads=1", "--num_envs=16,32")
+    command[3] = "spoiled"
+    done = world.run(*command, module="jaxrl_scale.scaling")
+    assert done.status == 1
+    assert "exit status 2: spoiled/strong-1x1-16envs/seed0-repeat0 holds summary.json" in done.out
+    assert "[2/2] spoiled/strong-1x1-32envs/seed0-repeat0: done before" in done.out
+    assert done.err == "error: 1 run did not come to its end; the same command tries it again\n"
+    told = json.loads((world.folder / "spoiled" / "scaling.json").read_text())
+    assert [[p["num_envs"] for p in one] for one in told["series"]] == [[32]]
