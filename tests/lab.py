@@ -14,7 +14,6 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -24,6 +23,8 @@ from typing import Any
 
 import psutil
 import pytest
+
+from jaxrl_scale.distributed import free_port
 
 PACKAGES = {
     "slurmctld": "slurmctld",
@@ -427,9 +428,3 @@ class Network:
 
     def mend(self, host: str) -> None:
         self._in_switch("ip", "link", "set", host, "master", "bridge")
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -19,7 +18,7 @@ import numpy as np
 
 from jaxrl_scale import checkpoint, metrics
 from jaxrl_scale import config as cfg
-from jaxrl_scale.distributed import place
+from jaxrl_scale.distributed import free_port, place
 from jaxrl_scale.runner import Runner
 
 TESTS = Path(__file__).parent
@@ -156,12 +155,6 @@ def ended(
         for process in processes.values():
             process.kill()
     return done
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def options(given: dict[str, Any]) -> list[str]:

@@ -5,6 +5,7 @@ import random
 import re
 import shutil
 import signal
+import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,6 @@ from processes import (
     assert_same_bits,
     assert_same_run,
     ended,
-    free_port,
     rows,
     state,
     summary,
@@ -26,6 +26,7 @@ from processes import (
 
 from jaxrl_scale import hosts
 from jaxrl_scale.config import Launch, load_launch
+from jaxrl_scale.distributed import free_port
 from jaxrl_scale.hosts import Cluster, find, split
 from jaxrl_scale.types import UserError
 
@@ -280,11 +281,11 @@ def all_well(done):
         well(one)
 
 
-@pytest.mark.parametrize("number", [2, 4])
-def test_processes_change_no_bit(world, reference, path, number):
-    done = world.run_ranks(number, *world.small(path))
+@pytest.mark.parametrize(("number", "devices"), [(2, 1), (4, 1), (2, 2)])
+def test_processes_change_no_bit(world, reference, path, number, devices):
+    done = world.run_ranks(number, *world.small(path), "--devices", devices)
     all_well(done)
-    assert f"{number} processes of 1 cpu device" in done[0].out
+    assert f"{number} processes of {devices} cpu device" in done[0].out
     assert all(done[k].out == "" for k in range(1, number))  # process 0 alone writes
     assert_same_run(path, reference)
 
@@ -423,9 +424,9 @@ def assert_lost(done, who, why):
         assert one.err.count("error: ") == 1
 
 
-@pytest.mark.parametrize("victim", [0, 1, 3])
-def test_a_killed_process_ends_all_at_once(world, reference, path, victim):
-    trial = Trial(world, path, 4).saved(6).send(victim, signal.SIGKILL)
+@pytest.mark.parametrize(("number", "victim"), [(2, 0), (4, 2)])
+def test_a_killed_process_ends_all_at_once(world, reference, path, number, victim):
+    trial = Trial(world, path, number).saved(6).send(victim, signal.SIGKILL)
     done, seconds = trial.survivors(victim)
     assert_lost(done, victim, "(its connection closed|.*reset)")
     assert seconds < HEARTBEAT

@@ -1,0 +1,679 @@
+"""How does a config scale? ``python -m jaxrl_scale.scaling --config FILE --processes 1,2``.
+
+Trains once for every combination of the axes, each run in processes of its own and in a run
+directory of its own, and writes ``scaling.md``, ``scaling.json`` and ``scaling.png``. What is
+reported is read from the run directories alone, so that ``--analyse`` needs nothing else.
+
+**Steps a second** are valid environment steps of all agents with all training included. Each
+row of metrics has the speed since the row before; the rows of the first tenth of the
+iterations, at least one, are left out (caches warm up, other processes still compile), and of
+the others the median is taken, which a checkpoint or a busy moment does not move.
+
+**Returns** are interquartile means over seeds, with 95 % percentile bootstrap intervals: at
+equal iterations that of the final greedy evaluation (where all runs have as many), at equal
+environment steps and equal time the running mean of the last 100 episodes, interpolated
+between rows. Equal means: as much as the run of the series that has least. Time is wall-clock
+time without compilation. A run whose first row comes later than that has no return there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import json
+import math
+import os
+import platform
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxrl_scale import config as cfg
+from jaxrl_scale.distributed import free_port, visible_cores, visible_gpus
+from jaxrl_scale.metrics import read_rows
+from jaxrl_scale.report_plots import RESAMPLES, bootstrap_interval
+from jaxrl_scale.run_directory import io_errors, plain, short, versions, write_atomically
+from jaxrl_scale.terminal import compact, duration, number
+from jaxrl_scale.types import UserError
+
+DEFAULTS = ("--wandb=disabled", "--tensorboard=false")  # for every run; options may say otherwise
+WORST_RETURNS = {"Acrobot-v1": -500.0, "MountainCar-v0": -200.0}
+UNFINISHED = 1  # exit status: some run did not come to its end
+
+
+# --- what to run ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Point:
+    """One place of the study: so many processes, cores, devices and environments."""
+
+    mode: str  # strong: the environments are split; weak: their number grows with the devices
+    nodes: int | None  # Slurm's; none: this machine
+    processes: int  # on each node
+    threads: int | None  # cores of a process; none: those that Slurm gives it
+    devices: int | None  # of a process; none: all GPUs, or one a core
+    base_envs: int  # environments of one agent before they grow
+    num_envs: int  # environments of one agent, over all processes
+
+    @property
+    def all_processes(self) -> int:
+        return (self.nodes or 1) * self.processes
+
+    @property
+    def machine(self) -> tuple[int | None, ...]:
+        """Everything but the environments."""
+        return self.nodes, self.processes, self.threads, self.devices
+
+    @property
+    def name(self) -> str:
+        """Of its folder: ``strong-2x1-368envs`` is two processes of one core."""
+        counts = {"nodes": self.nodes, "devices": self.devices}
+        threads = f"x{self.threads}" if self.threads else ""
+        others = "".join(f"-{count}{what}" for what, count in counts.items() if count)
+        return f"{self.mode}-{self.processes}{threads}{others}-{self.num_envs}envs"
+
+
+def plan(args: argparse.Namespace, options: Sequence[str]) -> list[Point]:
+    """Every combination of the axes, checked; ``options`` are those for the trainer."""
+    given = ("--config", args.config, *options)
+    config, cores, gpus = base(args, options), len(visible_cores()), bool(visible_gpus())
+    points = []
+    for mode, nodes, (processes, threads), cores_of_one, devices, envs in itertools.product(
+        ("strong", "weak") if args.mode == "both" else (args.mode,),
+        args.nodes or (None,),
+        args.processes,
+        args.threads or (None,),
+        args.devices or (None,),
+        args.num_envs or (config.num_envs,),
+    ):
+        threads, wanted = threads or cores_of_one, devices or config.devices
+        if not nodes:
+            # One CPU device is measured on one core; a GPU gets all cores there are for it.
+            equal = max(1, cores // processes)
+            threads = threads or (equal if gpus else min(equal, wanted or equal))
+            if processes * threads > cores:
+                raise UserError(
+                    f"{processes} × {threads}: so many processes with so many cores need "
+                    f"{processes * threads} cores; this machine has {cores}"
+                )
+        everywhere = (nodes or 1) * processes
+        if config.num_shards % everywhere and config.num_seeds % everywhere:
+            fitting = cfg.largest_divisor(config.num_shards, everywhere)
+            raise UserError(
+                f"{everywhere} processes divide neither num_shards={config.num_shards} nor "
+                f"num_seeds={config.num_seeds}; try {fitting} processes"
+            )
+        workers = everywhere * (wanted or (1 if gpus else threads) or 1)
+        total = envs * workers if mode == "weak" else envs
+        point = Point(mode, nodes, processes, threads, devices, envs, total)
+        cfg.load((*given, *settings(point, config.seed)))  # a UserError where numbers do not fit
+        points.append(point)
+    return list(dict.fromkeys(points))
+
+
+def base(args: argparse.Namespace, options: Sequence[str]) -> cfg.Config:
+    """The config before the axes; its other sizes may fit to --num_envs only."""
+    envs = [f"--num_envs={args.num_envs[0]}"] if args.num_envs else []
+    return cfg.load(("--config", args.config, *options, *envs))[0]
+
+
+def settings(point: Point, seed: int) -> list[str]:
+    """The trainer's options that belong to a point."""
+    devices = [f"--devices={point.devices}"] if point.devices else []
+    return [f"--num_envs={point.num_envs}", f"--seed={seed}", *devices]
+
+
+# --- running --------------------------------------------------------------------------------
+
+
+def run_all(points: Sequence[Point], folder: Path, args: Any, options: Sequence[str]) -> int:
+    """Train what is not trained yet; returns how many runs did not come to their end.
+
+    Points take turns, so that a machine that becomes slower harms them all alike.
+    """
+    first = base(args, options).seed
+    turns = list(itertools.product(range(args.repeats), range(first, first + args.seeds), points))
+    unfinished = 0
+    for k, (repeat, seed, point) in enumerate(turns, 1):
+        run, began = folder / point.name / f"seed{seed}-repeat{repeat}", time.monotonic()
+        print(f"[{k}/{len(turns)}] {short(run)}: ", end="", flush=True)
+        if finished(run):
+            print("done before", flush=True)
+            continue
+        arguments = [*DEFAULTS, *options, *settings(point, seed), f"--run_dir={run}"]
+        arguments = ["--config", args.config, *arguments]
+        if (run / "config.json").exists():
+            arguments = ["--resume", str(run)]
+        status = launch(point, arguments, run)
+        if finished(run):
+            trace = read_trace(run)
+            said = f"{compact(trace.speed)} steps/s, return {number(score(trace.final)['iqm'])}, "
+            print(said + duration(time.monotonic() - began), flush=True)
+        else:
+            unfinished += 1
+            print(f"exit status {status}: {last_error(run)}", flush=True)
+    return unfinished
+
+
+def finished(run: Path) -> bool:
+    """Whether a run came to its end; that of a run that diverged counts."""
+    return bool(_read(run / "summary.json", {}).get("status") in ("done", "failed"))
+
+
+def launch(point: Point, arguments: Sequence[str], run: Path) -> int:
+    """Train in processes of their own; returns the first exit status that is not 0."""
+    program = [sys.executable, "-m", "jaxrl_scale.train", *arguments]
+    environment = {k: v for k, v in os.environ.items() if k not in coordinates("", 0, 0)}
+    count = point.processes
+    if point.nodes:
+        count = 1
+        cores = [f"--cpus-per-task={point.threads}"] if point.threads else []
+        tasks = [f"--ntasks={point.all_processes}", f"--ntasks-per-node={point.processes}"]
+        program = ["srun", f"--nodes={point.nodes}", *tasks, *cores, *program]
+    running: list[subprocess.Popen[bytes]] = []
+    address = f"127.0.0.1:{free_port()}"
+    with io_errors(run), ExitStack() as leave:
+        run.mkdir(parents=True, exist_ok=True)
+        for k in range(count):
+            log = leave.enter_context(open(run / f"process{k}.log", "ab"))
+            own = {} if point.nodes else coordinates(address, count, k)
+            with pinned(None if point.nodes else point.threads, k):
+                process = subprocess.Popen(
+                    program,
+                    env=environment | own,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
+            running.append(process)
+            leave.callback(stop, process)
+        statuses = [process.wait() for process in running]
+    return next((status for status in statuses if status), 0)
+
+
+def coordinates(address: str, count: int, k: int) -> dict[str, str]:
+    """How process ``k`` of ``count`` finds the others."""
+    return {
+        "JAX_COORDINATOR_ADDRESS": address,
+        "JAX_NUM_PROCESSES": str(count),
+        "JAX_PROCESS_ID": str(k),
+    }
+
+
+@contextmanager
+def pinned(threads: int | None, k: int) -> Iterator[None]:
+    """What is started here runs on the ``k``-th block of ``threads`` cores alone."""
+    if threads is None or not hasattr(os, "sched_setaffinity"):  # macOS pins nothing
+        yield
+        return
+    ours = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, ours[k * threads : (k + 1) * threads])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, ours)
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """Let a training that still runs save and end."""
+    if process.poll() is None:
+        process.terminate()
+        process.wait()
+
+
+def last_error(run: Path) -> str:
+    """The last line that says ``error:``, or else the last line, of a run's processes."""
+    logs = sorted(run.glob("process*.log"))
+    lines = [line for log in logs for line in log.read_text(errors="replace").splitlines() if line]
+    told = [line for line in lines if line.startswith("error: ")]
+    return (told or lines or ["no word"])[-1].removeprefix("error: ")
+
+
+# --- reading --------------------------------------------------------------------------------
+
+
+class Trace(NamedTuple):
+    """One run directory, read. ``R`` rows, ``P`` agents; NaN where there is no number."""
+
+    env: str
+    iterations: np.ndarray  # [R]
+    steps: np.ndarray  # [R] environment steps of one agent
+    seconds: np.ndarray  # [R] wall-clock time without compilation
+    returns: np.ndarray  # [R, P] running mean return; of an agent that failed NaN
+    final: np.ndarray  # [P] greedy evaluation at the end; of an agent that failed NaN
+    speed: float  # steps a second
+    compile_seconds: float
+    devices: int  # of all processes
+
+
+def read_trace(run: Path) -> Trace:
+    """A run that has come to its end."""
+    config, summary = _read(run / "config.json", {}), _read(run / "summary.json", {})
+    rows = read_rows(run / "metrics.jsonl")
+    if not rows or not config or not summary:
+        raise UserError(f"{short(run)} holds no finished run with metrics")
+    count = int(summary["num_seeds"])
+    known = any(row.get("return_100") is not None for row in rows)
+    metric = "return_100" if known else "return"  # too short for 100 episodes
+
+    def returns(row: dict[str, Any]) -> list[float]:
+        values = (row.get("per_seed") or {metric: [row.get(metric)]})[metric]
+        return [
+            math.nan if v is None or m in summary["failed"] else v for m, v in enumerate(values)
+        ]
+
+    evaluation = summary.get("evaluation") or {"per_seed": [None] * count}
+    start = _read(run / "run.json", {"starts": [{"devices": [""]}]})["starts"][-1]
+    return Trace(
+        env=config["env"],
+        iterations=np.array([row["iteration"] for row in rows], float),
+        steps=np.array([row["env_steps"] / count for row in rows], float),
+        seconds=np.array([row["wall_seconds"] - row["compile_seconds"] for row in rows], float),
+        returns=np.array([returns(row) for row in rows], float),
+        final=np.array([math.nan if x is None else x for x in evaluation["per_seed"]], float),
+        speed=steps_per_second(rows),
+        compile_seconds=float(summary["compile_seconds"]),
+        devices=len(start["devices"]),
+    )
+
+
+def steps_per_second(rows: Sequence[dict[str, Any]]) -> float:
+    """The median speed of the rows after the first tenth of the iterations, at least after the
+    first row; of a single row its own."""
+    begin = rows[-1]["iteration"] / 10
+    later = [row["steps_per_second"] for row in rows[1:] if row["iteration"] > begin]
+    return float(np.median(later or [rows[-1]["steps_per_second"]]))
+
+
+def at(x: np.ndarray, y: np.ndarray, where: float) -> np.ndarray:
+    """``y: [R, P]`` interpolated at ``where`` on the axis ``x: [R]``; ``[P]``, NaN before a
+    column's first number."""
+    out = np.full(y.shape[1], np.nan)
+    for k, column in enumerate(y.T):
+        known = np.isfinite(column)
+        if known.any() and where >= x[known][0]:
+            out[k] = np.interp(where, x[known], column[known])
+    return out
+
+
+# --- comparing ------------------------------------------------------------------------------
+
+
+class Result(NamedTuple):
+    """A point and what its finished runs say."""
+
+    point: Point
+    traces: list[Trace]  # a run for each of --seeds
+    repeats: list[Trace]  # further ones of the same seeds: the same returns at another speed
+
+
+def all_series(results: Sequence[Result]) -> list[list[Result]]:
+    """What is compared with each other: where machines differ, equal environments; strong and
+    weak scaling apart. The first of each series is what its others are measured against."""
+    machines = {result.point.machine for result in results}
+    series: dict[Any, list[Result]] = {}
+    for result in results:
+        envs = result.point.base_envs if len(machines) > 1 else None
+        series.setdefault((result.point.mode, envs), []).append(result)
+    return list(series.values())
+
+
+def compare(series: Sequence[Result], worst: float | None) -> list[dict[str, Any]]:
+    """Speed, efficiency and returns of each result of a series; see the module's docstring.
+
+    ``speedup`` and ``difference`` are against the first of the series, ``efficiency`` is the
+    speed-up over the growth of the devices, ``None`` where all have the same machine.
+    """
+    every = [trace for result in series for trace in result.traces]
+    budgets = {
+        axis: min(float(getattr(trace, axis)[-1]) for trace in every)
+        for axis in ("iterations", "steps", "seconds")
+    }
+    evaluated = len({trace.iterations[-1] for trace in every}) == 1
+    machines = {result.point.machine for result in series}
+    worst = WORST_RETURNS.get(every[0].env) if worst is None else worst
+
+    def returns(result: Result, axis: str) -> np.ndarray:
+        if axis == "iterations" and evaluated:
+            return np.concatenate([trace.final for trace in result.traces])
+        where = budgets[axis]
+        return np.concatenate([at(getattr(t, axis), t.returns, where) for t in result.traces])
+
+    def row(result: Result) -> dict[str, Any]:
+        speeds, first_speeds = (
+            [trace.speed for trace in (*r.traces, *r.repeats)] for r in (result, series[0])
+        )
+        speedup = float(np.median(speeds) / np.median(first_speeds))
+        growth = result.traces[0].devices / series[0].traces[0].devices
+        final = np.concatenate([trace.final for trace in result.traces])
+        return {
+            **dataclasses.asdict(result.point),
+            "all_processes": result.point.all_processes,
+            "all_devices": result.traces[0].devices,
+            "runs": len(speeds),
+            "steps_per_second": float(np.median(speeds)),
+            "steps_per_second_range": [min(speeds), max(speeds)],
+            "compile_seconds": float(np.median([t.compile_seconds for t in result.traces])),
+            "speedup": speedup,
+            "efficiency": speedup / growth if len(machines) > 1 else None,
+            "seeds": len(final),
+            "returns": {
+                axis: {"at": where}
+                | score(returns(result, axis))
+                | difference(returns(result, axis), returns(series[0], axis))
+                for axis, where in budgets.items()
+            },
+            "failed": int((~np.isfinite(final)).sum()),
+            "stuck": None if worst is None else int((final <= worst + 0.01 * abs(worst)).sum()),
+            "worst": float(np.nanmin(final)) if np.isfinite(final).any() else None,
+        }
+
+    return [row(result) for result in series]
+
+
+def curves(result: Result) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """The interquartile mean of the running returns over ``steps`` and over ``seconds``: the
+    places ``[R]`` of the first run's rows and the means there."""
+    traces, drawn = result.traces, {}
+    for axis in ("steps", "seconds"):
+        places = getattr(traces[0], axis)
+        returns = [[at(getattr(t, axis), t.returns, x) for t in traces] for x in places]
+        means = [score(np.concatenate(one))["iqm"] for one in returns]
+        drawn[axis] = places, np.array(means, float)
+    return drawn
+
+
+def iqm(values: np.ndarray) -> Any:
+    """The interquartile mean over the last axis."""
+    cut = values.shape[-1] // 4
+    return np.sort(values)[..., cut : values.shape[-1] - cut].mean(-1)
+
+
+def score(values: np.ndarray) -> dict[str, Any]:
+    """The interquartile mean of the finite ``values: [P]`` and its 95 % interval; ``None`` unless
+    most are finite."""
+    known = values[np.isfinite(values)]
+    if 2 * len(known) <= len(values):
+        return {"iqm": None, "ci95": None}
+    return {"iqm": float(iqm(known)), "ci95": list(bootstrap_interval(known))}
+
+
+def difference(ours: np.ndarray, theirs: np.ndarray) -> dict[str, Any]:
+    """How much more ``ours: [P]`` is than ``theirs: [Q]``: the difference of the interquartile
+    means and its 95 % percentile bootstrap interval. As many seeds are drawn as pairs, so that
+    equal returns differ by nothing; other numbers independently."""
+    if score(ours)["iqm"] is None or score(theirs)["iqm"] is None:
+        return {"difference": None, "difference_ci95": None}
+    a, b = (values[np.isfinite(values)] for values in (ours, theirs))
+    drawn = []
+    for sample, draws in ((a, 0), (b, 0 if len(a) == len(b) else 1)):
+        index = np.random.default_rng(draws).integers(0, len(sample), (RESAMPLES, len(sample)))
+        drawn.append(iqm(sample[index]))
+    low, high = np.percentile(drawn[0] - drawn[1], (2.5, 97.5))
+    return {
+        "difference": float(iqm(a) - iqm(b)),
+        "difference_ci95": [float(low), float(high)],
+    }
+
+
+# --- a study's folder -----------------------------------------------------------------------
+
+
+def prepare(folder: Path, config: str, options: Sequence[str], points: Sequence[Point]) -> None:
+    """Write ``study.json``; a study that is there already may get further points, of the same
+    training."""
+    with io_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    study = _read(folder / "study.json", {})
+    training = {"config": config, "options": list(options)}
+    before = {name: study.get(name, value) for name, value in training.items()}
+    if before != training:
+        told = shlex.join([before["config"], *before["options"]])
+        raise UserError(
+            f"{short(folder)} holds a study of another training ({told}); choose another --out"
+        )
+    known = dict.fromkeys([*(Point(**p) for p in study.get("points", ())), *points])
+    _write(
+        folder / "study.json",
+        {
+            **training,
+            "commands": [*study.get("commands", ()), shlex.join(["python", *sys.orig_argv[1:]])],
+            "machine": describe_machine(),
+            "points": [dataclasses.asdict(point) for point in known],
+        },
+    )
+
+
+def describe_machine() -> dict[str, Any]:
+    """For the head of the table."""
+    names = [line.split(":")[1].strip() for line in _lines("/proc/cpuinfo") if "model name" in line]
+    found = versions()
+    wanted = ("python", "jaxrl_scale", "jax", "jaxlib")
+    return {
+        "processor": names[0] if names else platform.processor() or platform.machine(),
+        "cores": len(visible_cores()),
+        "system": platform.platform(),
+        "versions": {name: found[name] for name in wanted if name in found},
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def read_study(folder: Path) -> tuple[dict[str, Any], list[Result]]:
+    """``study.json`` and the results of those points that have finished runs."""
+    study = _read(folder / "study.json", None)
+    if study is None:
+        raise UserError(f"{short(folder)} holds no scaling study: it has no study.json")
+    results = []
+    for point in (Point(**p) for p in study["points"]):
+        runs = sorted(path for path in (folder / point.name).glob("seed*") if finished(path))
+        first = [read_trace(run) for run in runs if run.name.endswith("-repeat0")]
+        others = [read_trace(run) for run in runs if not run.name.endswith("-repeat0")]
+        if first:
+            results.append(Result(point, first, others))
+    if not results:
+        raise UserError(f"no run of {short(folder)} has come to its end")
+    return study, results
+
+
+def write_results(folder: Path, worst: float | None = None) -> None:
+    """Write the table (Markdown and JSON) and the plot."""
+    from jaxrl_scale import scaling_plots
+
+    study, results = read_study(folder)
+    series = all_series(results)
+    compared = [compare(one, worst) for one in series]
+    _write(folder / "scaling.json", {**study, "series": compared})
+    files = {
+        "scaling.md": scaling_plots.markdown(study, compared).encode(),
+        "scaling.png": scaling_plots.plot(study, compared, [[*map(curves, one)] for one in series]),
+    }
+    for name, data in files.items():
+        with io_errors(folder / name):
+            write_atomically(folder / name, data)
+    print(files["scaling.md"].decode())
+    for name in ("scaling.md", "scaling.json", "scaling.png"):
+        print(f"wrote {short(folder / name)}")
+
+
+def _lines(path: str) -> list[str]:
+    return Path(path).read_text().splitlines() if Path(path).exists() else []
+
+
+def _read(path: Path, default: Any) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return default
+    except (OSError, ValueError) as error:
+        raise UserError(f"{short(path)} cannot be read: {error}") from None
+
+
+def _write(path: Path, data: Any) -> None:
+    with io_errors(path):
+        write_atomically(path, json.dumps(plain(data), indent=2, allow_nan=False).encode() + b"\n")
+
+
+# --- the command ----------------------------------------------------------------------------
+
+_DESCRIPTION = """\
+A scaling study: trains once for every combination of the axes and writes a table
+(scaling.md, scaling.json) and a plot (scaling.png) of steps a second, speed-up,
+efficiency, and returns at equal iterations, equal steps and equal time.
+
+  python -m jaxrl_scale.scaling --config configs/acrobot.py --processes=1x1,2x1
+  python -m jaxrl_scale.scaling --config configs/acrobot.py --processes=1x32,2x16,4x8
+  python -m jaxrl_scale.scaling --config configs/acrobot.py --num_envs=64,512 -- --num_seeds=16
+  python -m jaxrl_scale.scaling --analyse runs/scaling-acrobot
+
+What follows -- goes to the trainer (see python -m jaxrl_scale.train --help). The same
+command again goes on with a study that was interrupted; other values of the axes are
+added to the same table.
+"""
+
+_EPILOG = """\
+exit status:
+  0   all runs are done and the table is written
+  1   some run did not come to its end; its processes' logs lie in its folder
+  2   a mistake in the call; nothing was started
+  74  input/output error, such as a full disk
+  130, 143  interrupted; the runs were saved, and the same command goes on
+"""
+
+
+_AXES = {
+    "threads": "cores of a process, which is bound to them [an equal share; on CPUs no more than "
+    "its --devices]",
+    "devices": "devices of a process [all GPUs, or one CPU device a core]",
+    "nodes": "nodes, through srun: in a Slurm job, before any of its steps",
+    "num_envs": "environments of one agent [the config's]",
+}
+
+
+def _parser() -> cfg.Parser:
+    parser = cfg.Parser(
+        prog="python -m jaxrl_scale.scaling",
+        usage="python -m jaxrl_scale.scaling --config=FILE [--AXIS=N,N,...] [-- TRAIN_OPTIONS]\n"
+        "       python -m jaxrl_scale.scaling --analyse=FOLDER",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+    def add(name: str, metavar: str, help: str, **more: Any) -> None:
+        parser.add_argument(f"--{name}", metavar=metavar, help=help, **more)
+
+    add("config", "FILE", "the trainer's config file")
+    add(
+        "processes",
+        "N,N",
+        "axis: processes on this machine (on each of the --nodes); 1x32,2x16 says the cores of "
+        "each, too [1]",
+        type=_layouts,
+        default=((1, None),),
+    )
+    for name, help in _AXES.items():
+        add(name, "N,N", f"axis: {help}", type=_counts)
+    add(
+        "mode",
+        "{strong,weak,both}",
+        "strong: the environments are split; weak: every device has --num_envs of its own [strong]",
+        choices=("strong", "weak", "both"),
+        default="strong",
+    )
+    seeds = "seeds, each in a run of its own; for many in one program give --num_seeds after -- [1]"
+    add("seeds", "N", seeds, type=_count, default=1)
+    repeats = "runs of each seed, which differ in their speed only [1]"
+    add("repeats", "N", repeats, type=_count, default=1)
+    add("out", "FOLDER", "where all of it goes [runs/scaling-CONFIG]", type=Path)
+    worst = "the environment's worst return: seeds that end within 1 %% of it are stuck [known for "
+    add("worst_return", "NUMBER", worst + ", ".join(WORST_RETURNS) + "]", type=float)
+    add("analyse", "FOLDER", "train nothing, write table and plot of a study anew", type=Path)
+    return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} should be a whole number of at least 1")
+    return int(text)
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    """``1,2,4``"""
+    return tuple(_count(part) for part in text.split(","))
+
+
+def _layouts(text: str) -> tuple[tuple[int, int | None], ...]:
+    """``1,2`` processes, or ``1x32,2x16`` processes × cores of each."""
+    layouts = []
+    for part in text.split(","):
+        processes, cross, threads = part.partition("x")
+        layouts.append((_count(processes), _count(threads) if cross else None))
+    return tuple(layouts)
+
+
+def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """The study's own arguments and those for the trainer, which follow ``--``."""
+    cut = argv.index("--") if "--" in argv else len(argv)
+    own, options, parser = argv[:cut], list(argv[cut + 1 :]), _parser()
+    args, unknown = parser.parse_known_args(own)
+    if unknown:
+        name = unknown[0].split("=")[0]
+        near = cfg.nearest(name, [f"--{known}" for known in vars(args)])
+        raise UserError(f"unknown option {name}{near or '; those for the trainer follow --'}")
+    if bool(args.analyse) == bool(args.config):
+        raise UserError("give --config=FILE to train, or --analyse=FOLDER for a study that is done")
+    if args.threads and any(threads for _, threads in args.processes):
+        raise UserError("--processes says the cores already (1x32); leave --threads out")
+    if args.nodes and ("SLURM_JOB_ID" not in os.environ or "SLURM_STEP_ID" in os.environ):
+        raise UserError("--nodes works in a Slurm job (sbatch, salloc), not in one of its steps")
+    axes = {name for name in ("num_envs", "devices") if getattr(args, name)}
+    for option in options:
+        name = option.split("=")[0].removeprefix("--")
+        if name in {"config", "resume", "run_dir"} | axes:
+            raise UserError(f"--{name} cannot follow --: the study itself gives it")
+    return args, options
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command: returns the exit status."""
+    try:
+        args, options = parse(sys.argv[1:] if argv is None else argv)
+        if args.analyse:
+            write_results(args.analyse, args.worst_return)
+            return 0
+        folder = args.out or Path("runs") / f"scaling-{Path(args.config).stem}"
+        points = plan(args, options)
+        prepare(folder, args.config, options, points)
+        unfinished = run_all(points, folder, args, options)
+        write_results(folder, args.worst_return)
+        if unfinished:
+            what = (
+                "1 run did not come to its"
+                if unfinished == 1
+                else f"{unfinished} runs did not come to their"
+            )
+            again = "it" if unfinished == 1 else "them"
+            print(f"error: {what} end; the same command tries {again} again", file=sys.stderr)
+        return UNFINISHED if unfinished else 0
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.status
+    except KeyboardInterrupt:
+        print("\ninterrupted; the same command goes on", file=sys.stderr)
+        return 128 + signal.SIGINT
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    sys.exit(main())

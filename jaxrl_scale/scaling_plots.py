@@ -1,0 +1,273 @@
+"""The table and the plot of a scaling study; see `jaxrl_scale.scaling`."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jaxrl_scale.terminal import compact, duration, number
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Compared = Sequence[dict[str, Any]]  # what `scaling.compare` says of one series
+Curves = Sequence[dict[str, tuple[np.ndarray, np.ndarray]]]  # what `scaling.curves` says of it
+
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = "osD^v"
+INK, SOFT, PALE = "#1b1f24", "#5b6470", "#c4cad1"
+BUDGETS = {"iterations": "iterations", "steps": "steps", "seconds": "time"}
+
+
+# --- the table ------------------------------------------------------------------------------
+
+
+def markdown(study: dict[str, Any], series: Sequence[Compared]) -> str:
+    """Machine, commands, and for each series two tables: speed and returns."""
+    machine = study["machine"]
+    known = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    lines = [
+        f"# Scaling of {study['config']}",
+        "",
+        f"{machine['processor']}, {machine['cores']} cores; {known}; {machine['date']}.",
+        "",
+        "```",
+        *study["commands"],
+        "```",
+    ]
+    for compared in series:
+        heads = ["configuration", "seeds"]
+        for budget, unit in (("iterations", " iterations"), ("steps", " steps"), ("seconds", " s")):
+            where = compared[0]["returns"][budget]["at"]
+            heads += [f"return at {where:,.0f}{unit}", "difference"]
+        heads += ["worst seed", "failed", "stuck"]
+        names = labels(compared)
+        lines += [
+            "",
+            f"## {title(compared)}",
+            "",
+            *_table(SPEED_HEADS, map(_speed, names, compared)),
+        ]
+        lines += ["", *_table(heads, map(_returns, names, compared))]
+    return "\n".join([*lines, "", *NOTES, ""])
+
+
+SPEED_HEADS = (
+    *("configuration", "devices", "environments", "steps/s"),
+    *("speed-up", "efficiency", "compilation"),
+)
+NOTES = (
+    "Steps/s: valid environment steps of all agents, all training included, compilation apart "
+    "(median over the run; of several runs the median, lowest and highest). Speed-up and "
+    "difference: against the first line. Efficiency: speed-up over the growth of the devices.",
+    "",
+    "Returns: interquartile mean over seeds and its 95 % bootstrap interval. At equal iterations: "
+    "the final greedy evaluation. At equal steps (of one agent) and equal time (compilation "
+    "apart): the last 100 training episodes; a dash where there were not so many yet.",
+    "",
+    "Failed: the loss was no longer finite. Stuck: within 1 % of the worst return there is.",
+)
+
+
+def title(compared: Compared) -> str:
+    """Of one series."""
+    if len({_machine(result) for result in compared}) == 1 < len(compared):
+        return "More environments"
+    weak, envs = compared[0]["mode"] == "weak", compared[0]["base_envs"]
+    kind = (
+        f"Weak scaling, {envs:,} environments" if weak else f"Strong scaling, {envs:,} environments"
+    )
+    return kind + " a device" * weak
+
+
+def labels(compared: Compared) -> list[str]:
+    """What tells the results of a series apart."""
+    machines = {_machine(result) for result in compared}
+    totals = {result["num_envs"] for result in compared}
+    names = []
+    for result in compared:
+        parts = [_machine_label(result)] if len(machines) > 1 or len(totals) == 1 else []
+        parts += [f"{result['num_envs']:,} environments"] if len(totals) > 1 else []
+        names.append(", ".join(parts))
+    return names
+
+
+def _machine(result: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(result[name] for name in ("nodes", "processes", "threads", "devices"))
+
+
+def _machine_label(result: dict[str, Any]) -> str:
+    """``2 nodes × 1 process × 4 cores``"""
+    kinds = (("nodes", "node", "s"), ("processes", "process", "es"), ("threads", "core", "s"))
+    counts = [(result[key], one, more) for key, one, more in kinds if result[key]]
+    text = " × ".join(f"{n} {one}{more * (n > 1)}" for n, one, more in counts)
+    if result["devices"] not in (None, result["threads"]):
+        text += f" × {result['devices']} device{'s' * (result['devices'] > 1)}"
+    return text
+
+
+def _speed(name: str, result: dict[str, Any]) -> list[str]:
+    speed = compact(result["steps_per_second"])
+    if result["runs"] > 1:
+        speed += " ({} to {})".format(*map(compact, result["steps_per_second_range"]))
+    efficiency = result["efficiency"]
+    return [
+        name,
+        str(result["all_devices"]),
+        f"{result['num_envs']:,}",
+        speed,
+        f"{result['speedup']:.2f}",
+        "–" if efficiency is None else f"{100 * efficiency:.0f} %",
+        duration(result["compile_seconds"]),
+    ]
+
+
+def _returns(name: str, result: dict[str, Any]) -> list[str]:
+    cells = []
+    for learned in result["returns"].values():
+        cells.append(interval(learned["iqm"], learned["ci95"], result["seeds"]))
+        cells.append(interval(learned["difference"], learned["difference_ci95"], result["seeds"]))
+    cells.append("–" if result["worst"] is None else number(result["worst"]))
+    stuck = "–" if result["stuck"] is None else str(result["stuck"])
+    numbers = [cell.replace("-", "−") for cell in cells]
+    return [name, str(result["seeds"]), *numbers, str(result["failed"]), stuck]
+
+
+def interval(center: float | None, bounds: Sequence[float] | None, seeds: int) -> str:
+    """``-80.1 (-81.2 to -79.3)``; one seed has no interval."""
+    if center is None or bounds is None:
+        return "–"
+    low, high = bounds
+    return f"{number(center)} ({number(low)} to {number(high)})" if seeds > 1 else number(center)
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    whole = [heads, ["---", *["--:"] * (len(heads) - 1)], *rows]
+    return ["| " + " | ".join(row) + " |" for row in whole]
+
+
+# --- the plot -------------------------------------------------------------------------------
+
+
+def plot(study: dict[str, Any], series: Sequence[Compared], curves: Sequence[Curves]) -> bytes:
+    """A PNG: speed, efficiency (where machines differ), returns at the three budgets, learning."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure((11, 7.6), dpi=160, layout="constrained")
+    heading = f"Scaling of {study['config']} on {study['machine']['processor']}"
+    figure.suptitle(heading, x=0.01, ha="left", fontsize=11, color=INK)
+    panels = figure.subplots(2, 2)
+    _draw_lines(panels[0, 0], series, "steps_per_second", "Environment steps a second", 1)
+    if any(result["efficiency"] is not None for compared in series for result in compared):
+        _draw_lines(panels[0, 1], series, "efficiency", "Efficiency in percent", 100)
+    else:
+        _draw_curves(panels[0, 1], series, curves, "seconds")
+    _draw_returns(panels[1, 0], series)
+    _draw_curves(panels[1, 1], series, curves, "steps")
+    buffer = io.BytesIO()
+    FigureCanvasAgg(figure).print_png(buffer)
+    return buffer.getvalue()
+
+
+def _draw_lines(
+    axes: Axes, series: Sequence[Compared], key: str, heading: str, scale: float
+) -> None:
+    """A number of each result over what grows: the devices or else the environments. Where all
+    have the same devices (1 × 2 cores beside 2 × 1), over the configurations."""
+    from matplotlib.ticker import EngFormatter
+
+    x_key = _grows(series)
+    _dress(axes, heading, {"all_devices": "devices", "": ""}.get(x_key, "environments"))
+    for k, compared in enumerate(series):
+        kept = [result for result in compared if result[key] is not None]
+        x = [result[x_key] if x_key else place for place, result in enumerate(kept)]
+        y = [scale * result[key] for result in kept]
+        style: Any = {"color": COLORS[k % len(COLORS)], "marker": MARKERS[k % len(MARKERS)]}
+        axes.plot(x, y, **style, label=title(compared))
+        if key == "steps_per_second":
+            low, high = zip(*(result["steps_per_second_range"] for result in kept), strict=True)
+            axes.vlines(x, low, high, color=style["color"], linewidth=1)
+            if x_key == "all_devices":  # what perfect scaling would be
+                axes.plot(x, [y[0] * n / x[0] for n in x], color=PALE, linestyle="--", zorder=1)
+    if x_key:
+        places = sorted({result[x_key] for compared in series for result in compared})
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(places, [f"{place:,}" for place in places])
+        axes.minorticks_off()
+    else:
+        axes.set_xticks(range(len(series[0])), labels(series[0]), fontsize=7)
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter(EngFormatter(sep=""))
+    if len(series) > 1:
+        axes.legend(frameon=False, fontsize=8)
+
+
+def _grows(series: Sequence[Compared]) -> str:
+    for key in ("all_devices", "num_envs"):
+        if any(
+            len({result[key] for result in compared}) == len(compared) > 1 for compared in series
+        ):
+            return key
+    return ""
+
+
+def _draw_returns(axes: Axes, series: Sequence[Compared]) -> None:
+    """The returns at equal iterations, steps and time with their intervals, result by result."""
+    results = [result for compared in series for result in compared]
+    _dress(axes, "Return at equal budgets, 95 % intervals", "")
+    for k, (budget, words) in enumerate(BUDGETS.items()):
+        known = [
+            (place + 0.16 * (k - 1), learned["iqm"], *learned["ci95"])
+            for place, result in enumerate(results)
+            if (learned := result["returns"][budget])["iqm"] is not None
+        ]
+        style: Any = {"color": COLORS[k], "marker": MARKERS[k], "linestyle": ""}
+        x, y, low, high = zip(*known, strict=True) if known else ((), (), (), ())
+        axes.plot(x, y, **style, markersize=5, label=f"equal {words}")
+        axes.vlines(x, low, high, color=COLORS[k], linewidth=1.6)
+    axes.set_xticks(range(len(results)), _everywhere(series), fontsize=7)
+    axes.tick_params(axis="x", rotation=20 if len(results) > 3 else 0)
+    axes.margins(x=0.1)
+    axes.legend(frameon=False, fontsize=8)
+
+
+def _draw_curves(
+    axes: Axes, series: Sequence[Compared], curves: Sequence[Curves], over: str
+) -> None:
+    """The running return of every result over ``steps`` of one agent or ``seconds``."""
+    from matplotlib.ticker import EngFormatter
+
+    words = {"steps": "environment steps of one agent", "seconds": "seconds, without compilation"}
+    _dress(axes, "Return while training, last 100 episodes", words[over])
+    drawn = [curve[over] for one in curves for curve in one]
+    for k, (name, (x, y)) in enumerate(zip(_everywhere(series), drawn, strict=True)):
+        axes.plot(x, y, color=COLORS[k % len(COLORS)], linewidth=1.6, label=name)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.xaxis.set_minor_formatter("")
+    axes.legend(frameon=False, fontsize=7)
+
+
+def _everywhere(series: Sequence[Compared]) -> list[str]:
+    """A label for each result of all series."""
+    if len(series) == 1:
+        return labels(series[0])
+    return [
+        f"{result['mode']}, {result['base_envs']:,}: {name}"
+        for compared in series
+        for result, name in zip(compared, labels(compared), strict=True)
+    ]
+
+
+def _dress(axes: Axes, heading: str, x_label: str) -> None:
+    axes.set_title(heading, loc="left", fontsize=10, fontweight="bold", color=INK)
+    axes.set_xlabel(x_label, fontsize=9, color=SOFT)
+    axes.tick_params(labelsize=8, labelcolor=SOFT, color=PALE)
+    axes.grid(color="#e6e9ed", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(PALE)
