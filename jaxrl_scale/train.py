@@ -91,7 +91,11 @@ def train(
         if not hosts.several:
             raise
         hosts.fail(str(error), error.status)
-    except BaseException as error:
+    except KeyboardInterrupt:
+        if not hosts.several:
+            raise
+        hosts.fail("interrupted; what was saved stays saved", 128 + signal.SIGINT)
+    except Exception as error:
         if not hosts.several:
             raise
         if isinstance(error, jax.errors.JaxRuntimeError):
@@ -270,7 +274,9 @@ def _train(config: Config, name: str, resume: str | Path | None, clock: Clock, h
             log.close(summary, status)
             if status == FINISHED:
                 terminal.finish(f"{name} is done", summary, log.places())
-        summary = hosts.share("summary", summary)[0]  # nobody leaves before all have ended well
+        summary = hosts.share("summary", run_directory.plain(summary))[
+            0
+        ]  # nobody leaves before all have ended well
         hosts.close()
     return Run(run.path, config, summary, status)
 

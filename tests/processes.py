@@ -200,17 +200,13 @@ def _abstract_state(config_json: str) -> Any:
     return Runner(config, cfg.make_env(config), one).abstract_state()
 
 
-def state(run_dir: Path) -> tuple[int, dict[str, np.ndarray]]:
-    """The newest checkpoint: iteration and leaves by name."""
-
-    def damaged(message: str) -> None:
-        raise AssertionError(message)
-
+def state(run_dir: Path, iteration: int | None = None) -> tuple[int, dict[str, np.ndarray]]:
+    """A checkpoint, the newest if none is named: iteration and leaves by name."""
+    iteration = iteration or max(checkpoints(run_dir))
     target = _abstract_state((run_dir / "config.json").read_text())
-    found = checkpoint.restore(run_dir / "checkpoints", target, damaged)
-    assert found is not None
-    leaves = jax.tree_util.tree_leaves_with_path(found[1])
-    return found[0], {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
+    found, _ = checkpoint._read(run_dir / "checkpoints" / str(iteration), target, {})
+    leaves = jax.tree_util.tree_leaves_with_path(found)
+    return iteration, {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
 
 
 def checkpoints(run_dir: Path) -> dict[int, float | None]:
