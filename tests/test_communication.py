@@ -20,13 +20,8 @@ spec = importlib.util.spec_from_file_location("communication", FILE)
 model = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(model)
 
-LINK = model.Link("slow", round=1.0, byte=0.01, start=10.0)
+LINK = model.Link("slow", round=1.0, byte=0.01, add=0.02, start=10.0)
 STEP = model.Step("toy", fixed=2.0, split=80.0, collectives=((100, 3), (200, 1)), most=8)
-
-
-@pytest.fixture(autouse=True)
-def one_addition(monkeypatch):
-    monkeypatch.setattr(model, "ADDITION", 0.02)
 
 
 @pytest.mark.parametrize("way", [model.ring_gather, model.exchange, model.ring_reduce, model.free])

@@ -24,7 +24,7 @@ from processes import (
     well,
 )
 
-from jaxrl_scale import hosts
+from jaxrl_scale import distributed, hosts
 from jaxrl_scale.config import Launch, load_launch
 from jaxrl_scale.distributed import free_port
 from jaxrl_scale.hosts import Cluster, find, split
@@ -156,6 +156,30 @@ def test_half_of_it_is_told_in_one_line(launch, environment, message):
 )
 def test_what_processes_see_together_they_share_out(owned, shares):
     assert [split(k, owned) for k in range(len(owned))] == shares
+
+
+@pytest.mark.parametrize(
+    ("environment", "seen"),
+    [
+        ({}, ["GPU-a", "GPU-b", "GPU-c"]),
+        ({"CUDA_VISIBLE_DEVICES": "2,0"}, ["GPU-c", "GPU-a"]),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-b"}, ["GPU-b"]),
+        ({"CUDA_VISIBLE_DEVICES": ""}, []),
+        ({"JAX_PLATFORMS": "cpu"}, []),
+    ],
+)
+def test_the_gpus_that_a_process_sees(tmp_path, monkeypatch, environment, seen):
+    # What the driver's own command prints; this machine has neither GPU nor driver.
+    lines = [f"GPU {k}: NVIDIA H100 80GB HBM3 (UUID: GPU-{name})" for k, name in enumerate("abc")]
+    command = tmp_path / "nvidia-smi"
+    command.write_text("#!/bin/sh\ncat <<END\n" + "\n".join(lines) + "\nEND\n")
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    for name in ("CUDA_VISIBLE_DEVICES", "JAX_PLATFORMS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert distributed.visible_gpus() == seen
 
 
 # --- meeting --------------------------------------------------------------------------------
