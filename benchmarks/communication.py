@@ -1,0 +1,502 @@
+"""What communication costs: measured on this machine, predicted for 1 to 512 hosts.
+
+    python benchmarks/communication.py measure                    # a few minutes; prints JSON
+    python benchmarks/communication.py predict --plot docs/scaling.png
+
+The model and what follows from it: docs/scaling.md. `measure` starts processes of this file, each
+bound to one core, which meet as those of a run do. `predict` computes from what `measure` found on
+the machine of docs/scaling.md (`GLOO`, `STEPS`, `POINTS` below; enter your own).
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import os
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+HOSTS = tuple(2**k for k in range(10))  # 1 to 512
+SIZES = tuple(2**k for k in range(10, 23, 2))  # 1 KB to 4 MB, bytes of a device's vector
+SHARES = (Fraction(1), Fraction(1, 8))  # of a config's work, on one device
+
+# --- the model ------------------------------------------------------------------------------
+
+
+class Link(NamedTuple):
+    """A way from one member of a ring to the next."""
+
+    name: str
+    round: float  # s, a short message, from its sending to its being received
+    byte: float  # s a byte
+    add: float = 0.0  # s a byte, adding a vector to another on the device that received it
+    start: float = 0.0  # s, entering a collective
+    reach: int = HOSTS[-1]  # members at most
+
+
+class Step(NamedTuple):
+    """One iteration of a config, on one core a device."""
+
+    name: str
+    fixed: float  # s of work that every device does whole (the optimiser, say)
+    split: float  # s of work that the devices share
+    collectives: tuple[tuple[int, int], ...]  # bytes of a device's vector, how many an iteration
+    most: int  # devices that its environments can be spread over
+
+
+Way = Callable[[int, float, Link], float]
+"""Seconds of one sum over ``n`` devices of a vector of ``size`` bytes on each."""
+
+
+def ring_gather(n: int, size: float, link: Link) -> float:
+    """Gloo's all-gather, which is what the trainer uses: ``n - 1`` rounds, in each of which a
+    whole vector goes on to the next; then each device adds all of them."""
+    return 0.0 if n == 1 else link.start + (n - 1) * (link.round + size * (link.byte + link.add))
+
+
+def exchange(n: int, size: float, link: Link) -> float:
+    """Recursive doubling: ``log2 n`` rounds, in each of which two partners swap what they have
+    and add it. The same additions in the same order as the tree after an all-gather."""
+    rounds = math.ceil(math.log2(n))
+    return 0.0 if n == 1 else link.start + rounds * (link.round + size * (link.byte + link.add))
+
+
+def ring_reduce(n: int, size: float, link: Link) -> float:
+    """Gloo's all-reduce (``psum``): ``2 (n - 1)`` rounds of an n-th of the vector. Its order of
+    additions depends on the number of devices."""
+    part = size / n
+    half = (n - 1) * link.round + (n - 1) * part * link.byte
+    return 0.0 if n == 1 else link.start + 2 * half + (n - 1) * part * link.add
+
+
+def free(n: int, size: float, link: Link) -> float:
+    """What nothing can be faster than."""
+    return 0.0
+
+
+def communication(step: Step, n: int, link: Link, way: Way = ring_gather) -> float:
+    """Seconds that an iteration on ``n`` devices communicates."""
+    return sum(count * way(n, size, link) for size, count in step.collectives)
+
+
+def strong(step: Step, n: int, link: Link, way: Way = ring_gather, on_a_core: float = 1) -> float:
+    """Seconds of an iteration whose environments and minibatches ``n`` devices share, so many of
+    them on a core."""
+    return on_a_core * (step.fixed + step.split / n) + communication(step, n, link, way)
+
+
+def weak(step: Step, n: int, link: Link, way: Way = ring_gather, on_a_core: float = 1) -> float:
+    """Seconds of an iteration of ``n`` times the environments in minibatches of ``n`` times the
+    size. (With minibatches of the same size it is ``n * strong``: their number grows.)"""
+    return on_a_core * (step.fixed + step.split) + communication(step, n, link, way)
+
+
+def fit(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[float, float]:
+    """``(a, b)`` such that ``a + b * size`` is nearest to ``seconds``, relative to them."""
+    rows = np.array([[1.0, size] for size in sizes]) / np.array(seconds)[:, None]
+    a, b = np.linalg.lstsq(rows, np.ones(len(rows)), rcond=None)[0]
+    return float(a), float(b)
+
+
+# --- what was measured, and what is taken from others ---------------------------------------
+
+# Gloo between 2 and between 4 processes on the 2 cores of docs/scaling.md: an all-gather's time,
+# divided by its rounds.
+ADDITION = 0.5e-9  # s a byte: the fixed-order sum less the all-gather within it, 4 MB
+GLOO = {
+    2: Link("loopback", 1.2e-4, 0.98e-9, ADDITION),
+    4: Link("loopback, 2 processes a core", 2.9e-4, 0.89e-9, 2 * ADDITION),
+}
+
+ETHERNET = 17.8e-6  # s, one way through two Linux TCP stacks: sockperf, two hosts with 10 GbE
+NETWORKS = (
+    # Gloo's own time as on loopback, and the wire's on top: the TCP stack counts twice, so that
+    # these are rather too slow. Payload is 94 % of the line rate. 25 GbE: latency assumed equal.
+    Link("10 GbE", GLOO[2].round + ETHERNET, max(GLOO[2].byte, 8 / 9.4e9), ADDITION),
+    Link("25 GbE", GLOO[2].round + ETHERNET, max(GLOO[2].byte, 8 / 23.5e9), ADDITION),
+    # NCCL between GPUs, a member each: latencies of its own cost model (src/graph/tuning.cc,
+    # ring, LL); line rates, which LL does not reach; an addition at 1 TB/s, assumed.
+    Link("InfiniBand 100 Gb/s", 2.7e-6, 8 / 100e9, 1e-12, start=6.6e-6),
+    Link("NVLink 4", 0.6e-6, 1 / 450e9, 1e-12, start=6.6e-6, reach=8),
+)
+
+STEPS = (
+    Step(
+        "acrobot",
+        fixed=0.0,
+        split=0.0645,
+        collectives=((37928, 64), (256, 3), (24, 2), (12, 1), (8, 2), (4, 4)),
+        most=128,
+    ),
+    Step(
+        "lunar_lander",
+        fixed=0.016,
+        split=0.408,
+        collectives=((39212, 64), (256, 3), (32, 2), (12, 1), (8, 2), (4, 7)),
+        most=512,
+    ),
+)
+STEPS_AN_ITERATION = {"acrobot": 128 * 64, "lunar_lander": 512 * 64}
+# Seconds of an iteration, the least of all: (processes, strong, weak).
+POINTS = {
+    "acrobot": ((1, 0.0645, 0.0645), (2, 0.0797, 0.0881), (4, 0.170, 0.310)),
+    "lunar_lander": ((1, 0.424, 0.424), (2, 0.424, 0.424), (4, 0.424, 0.424)),
+}
+CORES = 2  # of the machine of POINTS
+
+# --- counting collectives -------------------------------------------------------------------
+
+
+def collectives(hlo: str, num_devices: int) -> Counter[tuple[str, int]]:
+    """How often one call of a compiled program enters each collective: by its operation and the
+    bytes that a device gives. ``hlo`` is the text of the compiled program, in which XLA notes
+    how often each loop runs; one of unknown length (`distributed.map_exact`) runs once."""
+    bodies: dict[str, list[str]] = {}
+    entry = name = ""
+    for line in hlo.splitlines():
+        if opened := re.match(r"(ENTRY )?%?([\w.-]+) \(.*\{$", line):
+            name = opened[2]
+            bodies[name] = []
+            entry = name if opened[1] else entry
+        elif name:
+            bodies[name].append(line)
+    found: Counter[tuple[str, int]] = Counter()
+
+    def visit(name: str, times: int) -> None:
+        for line in bodies[name]:
+            if here := re.search(r" = (.*?) (all-gather|all-reduce)(?:-start)?\(", line):
+                gathers = here[2] == "all-gather"
+                found[here[2], _bytes(here[1]) // (num_devices if gathers else 1)] += times
+                continue
+            trips = re.search(r'"known_trip_count":\{"n":"(\d+)"', line)
+            for called in re.findall(r"(?:body|calls|to_apply)=%?([\w.-]+)", line):
+                visit(called, times * (int(trips[1]) if trips else 1))
+
+    visit(entry, 1)
+    return found
+
+
+def _bytes(shapes: str) -> int:
+    """``f32[2,217]{1,0}``: 1736 bytes."""
+    total = 0
+    for dtype, shape in re.findall(r"(pred|[a-z]+\d+)\[([\d,]*)\]", shapes):
+        width = 1 if dtype == "pred" else int(re.sub(r"\D", "", dtype)) // 8
+        total += width * math.prod(int(size) for size in shape.split(",") if size)
+    return total
+
+
+def count(file: str) -> list[list[Any]]:
+    """The collectives of an iteration of a config: ``[operation, bytes, how many]``."""
+    runner, _ = _runner(file, Fraction(1), devices=2)
+    runner.compile()
+    found = collectives(runner._compiled_step.as_text(), 2)
+    found["all-reduce", 4] += 1  # `Placement.any`, which a single process does not compile
+    return [[*what, times] for what, times in sorted(found.items())]
+
+
+# --- measuring ------------------------------------------------------------------------------
+
+
+def scaled(config: Any, growth: Fraction) -> Any:
+    """``growth`` times the environments, in as many times the shards and the minibatch size."""
+    size = int(config.algo.minibatch_size * growth)
+    return config.replace(
+        num_envs=int(config.num_envs * growth),
+        num_shards=int(config.num_shards * growth),
+        algo=dataclasses.replace(config.algo, minibatch_size=size),
+    )
+
+
+def _hosts() -> Any:
+    from jaxrl_scale.config import Launch
+    from jaxrl_scale.hosts import find, join
+
+    return join(find(Launch(), os.environ), Launch())
+
+
+def _runner(file: str, growth: Fraction, devices: int = 1) -> tuple[Any, Any]:
+    from jaxrl_scale import config as cfg
+    from jaxrl_scale import distributed
+    from jaxrl_scale.runner import Runner
+
+    config, hosts = scaled(cfg.read_file(Path(file)), growth).replace(devices=devices), _hosts()
+    return Runner(config, cfg.make_env(config), distributed.initialize(config, hosts)), hosts
+
+
+def iteration(file: str, growth: Fraction, seconds: float = 4.0) -> list[float]:
+    """Seconds of iterations, one after the other, on all processes of the run."""
+    from jaxrl_scale.train import compile_once
+
+    runner, hosts = _runner(file, growth)
+    compile_once(runner, hosts)
+    state, *_ = runner.step(runner.init())
+    state, *_ = runner.step(state)
+    once = -time.perf_counter()
+    state, *_ = runner.step(state)
+    once += time.perf_counter()
+    number = hosts.share("iterations", max(8, int(seconds / once)))[0]
+    times = []
+    for _ in range(number):
+        began = time.perf_counter()
+        state, *_ = runner.step(state)
+        times.append(time.perf_counter() - began)
+    hosts.close()
+    return times
+
+
+def exchanged(x: Any, n: int) -> Any:
+    """`exchange` itself, on a device of the mapped axis: the sum of all ``x``, a power of two."""
+    import jax
+
+    from jaxrl_scale.distributed import AXIS
+
+    for k in range(n.bit_length() - 1):
+        x = x + jax.lax.ppermute(x, AXIS, [(i, i ^ 2**k) for i in range(n)])
+    return x
+
+
+def sums(repeats: int = 40, window: float = 0.02) -> dict[str, list[list[float]]]:
+    """Seconds of one collective, ``[size][repeat]`` by its name: many of them in one program, in
+    which each waits for the one before, as the trainer's do."""
+    import jax
+
+    from jaxrl_scale import distributed
+    from jaxrl_scale.config import Config
+
+    hosts = _hosts()
+    n = hosts.num_processes
+    placement = distributed.initialize(Config(devices=1, num_shards=n, num_envs=n), hosts)
+    pool, axis = placement.pool(), distributed.AXIS
+    ways = {
+        "sum": lambda x: pool.sum(x[None]) / n,
+        "all_gather": lambda x: jax.lax.all_gather(x, axis)[jax.lax.axis_index(axis) - 1],
+        "exchange": lambda x: exchanged(x, n) / n,
+        "psum": lambda x: jax.lax.psum(x, axis) / n,
+    }
+    times: dict[str, list[list[float]]] = {name: [] for name in ways}
+    for name, way in ways.items():
+        for size in SIZES:
+            x = np.ones((1, size // 4), np.float32)
+
+            def program(x: Any, calls: Any, way: Any = way) -> Any:
+                return jax.lax.fori_loop(0, calls, lambda _, x: way(x), x)
+
+            compiled = placement.compile(program, x, np.ones(1, np.int32))
+
+            def seconds(calls: int, compiled: Any = compiled, x: Any = x) -> float:
+                began = time.perf_counter()
+                jax.block_until_ready(compiled(x, np.full(1, calls, np.int32)))
+                return (time.perf_counter() - began) / calls
+
+            seconds(4)
+            calls = int(window / seconds(8))
+            calls = hosts.share(f"{name} {size}", max(4, min(400, calls)))[0]
+            times[name].append([seconds(calls) for _ in range(repeats)])
+    hosts.close()
+    return times
+
+
+def processes(n: int, *arguments: Any) -> Any:
+    """What the first of ``n`` processes of this file finds, each bound to a core."""
+    from jaxrl_scale.distributed import free_port, visible_cores
+
+    cores, address = visible_cores(), f"127.0.0.1:{free_port()}"
+    started = []
+    for k in range(n):
+        several = {
+            "JAX_COORDINATOR_ADDRESS": address,
+            "JAX_NUM_PROCESSES": str(n),
+            "JAX_PROCESS_ID": str(k),
+        }
+        core = str(cores[k % len(cores)])
+        started.append(
+            subprocess.Popen(
+                [sys.executable, __file__, "one", core, *map(str, arguments)],
+                env=os.environ | {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"} | several,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        )
+    out = [process.communicate()[0] for process in started]
+    if any(process.returncode for process in started):
+        sys.exit(f"communication.py one {arguments} failed")
+    return json.loads(out[0].splitlines()[-1])
+
+
+def one(core: int, what: str, *arguments: str) -> Any:
+    """One of those processes."""
+    os.sched_setaffinity(0, {core})
+    if what == "sums":
+        return sums()
+    if what == "count":
+        return count(*arguments)
+    file, growth = arguments
+    return iteration(file, Fraction(growth))
+
+
+def measure(configs: Sequence[str], numbers: Sequence[int], rounds: int) -> dict[str, Any]:
+    """Everything that the model needs; the least of ``rounds`` that take turns (other programs
+    of a shared machine only ever add time), and the median beside it."""
+
+    def least(runs: list[list[float]]) -> list[float]:
+        every = [x for run in runs for x in run]
+        return [min(every), statistics.median(every)]
+
+    def tell(*what: Any) -> None:
+        print(*what, file=sys.stderr, flush=True)
+
+    found: dict[str, Any] = {"sizes": SIZES, "collectives": {}, "configs": {}}
+    for n in numbers:
+        runs = [processes(n, "sums") for _ in range(rounds)]
+        table = {}
+        for name in runs[0]:
+            every = [least([run[name][i] for run in runs]) for i in range(len(SIZES))]
+            best, middle = zip(*every, strict=True)
+            table[name] = {"least": best, "median": middle, "fit": fit(SIZES, best)}
+            tell(n, name, table[name])
+        found["collectives"][n] = table
+    for file in configs:
+        cases = [(1, share) for share in SHARES]
+        cases += [(n, growth) for n in numbers for growth in (Fraction(1), Fraction(n))]
+        timed: dict[tuple[int, Fraction], list[list[float]]] = {case: [] for case in cases}
+        for _ in range(rounds):
+            for n, growth in cases:
+                timed[n, growth].append(processes(n, "iteration", file, growth))
+                tell(file, n, "processes,", growth, "of the work", *least(timed[n, growth]))
+        times = {f"{n} processes, {growth}": least(timed[n, growth]) for n, growth in cases}
+        alone = [times[f"1 processes, {share}"][0] for share in SHARES]
+        fixed, split = fit([float(share) for share in SHARES], alone)
+        found["configs"][file] = {
+            "collectives": processes(1, "count", file),
+            "seconds": times,
+            "fixed": fixed,
+            "split": split,
+        }
+        tell(file, found["configs"][file])
+    return found
+
+
+# --- predicting -----------------------------------------------------------------------------
+
+
+WAYS: dict[Way, str] = {ring_gather: "ring", exchange: "exchange"}
+
+
+def milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:,.{0 if seconds >= 0.1 else 1}f}"
+
+
+def tables() -> str:
+    """Markdown: what the model says of the measured points, and of 1 to 512 hosts."""
+    heads = ("strong, predicted", "measured", "weak, predicted", "measured")
+    lines = _heads("milliseconds of an iteration", "processes", *heads)
+    for step in STEPS:
+        for n, *measured in POINTS[step.name]:
+            link, on_a_core = GLOO[max(2, n)], max(1, n / CORES)
+            cells = [step.name, str(n)]
+            for scaling, seconds in zip((strong, weak), measured, strict=True):
+                predicted = scaling(step, n, link, ring_gather, on_a_core)
+                cells += [milliseconds(predicted), milliseconds(seconds)]
+            lines.append(f"| {' | '.join(cells)} |")
+    cases = [(step, scaling, way) for step in STEPS for scaling in (strong, weak) for way in WAYS]
+    names = [f"{s.name}, {scaling.__name__}, {WAYS[way]}" for s, scaling, way in cases]
+    lines += ["", *_heads("hosts", *names)]
+    for n in HOSTS:
+        cells = [str(n)]
+        for step, scaling, way in cases:
+            fits = scaling is weak or n <= step.most
+            cells.append(milliseconds(scaling(step, n, NETWORKS[0], way)) if fits else "–")
+        lines.append(f"| {' | '.join(cells)} |")
+    wired = [(step, link) for step in STEPS for link in NETWORKS]
+    lines += ["", *_heads("members", *(f"{step.name}, {link.name}" for step, link in wired))]
+    for n in HOSTS[1:]:
+        cells = [str(n)]
+        for step, link in wired:
+            cells.append(milliseconds(communication(step, n, link)) if n <= link.reach else "–")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _heads(*names: str) -> list[str]:
+    return [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+
+
+def plot(path: Path) -> None:
+    """Environment steps a second over hosts, predicted and measured."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    ethernet = NETWORKS[0]
+    drawn: tuple[tuple[str, str, str, Link, Way], ...] = (
+        ("10 GbE, the ring that gloo uses", "#D55E00", "-", ethernet, ring_gather),
+        ("10 GbE, exchange in log2 n rounds", "#0072B2", "-", ethernet, exchange),
+        ("no communication", "#9aa3ad", ":", ethernet, free),
+    )
+    figure, panels = plt.subplots(2, len(STEPS), figsize=(9, 7), sharex=True, layout="constrained")
+    for column, step in zip(panels.T, STEPS, strict=True):
+        one = STEPS_AN_ITERATION[step.name]
+        for panel, scaling, which in zip(column, (strong, weak), (1, 2), strict=True):
+            grows = scaling is weak
+            hosts = [n for n in HOSTS if grows or n <= step.most]
+            for label, color, line, link, way in drawn:
+                speeds = [one * (n if grows else 1) / scaling(step, n, link, way) for n in hosts]
+                panel.plot(hosts, speeds, line, color=color, label=label)
+            for point in POINTS[step.name]:
+                own_core = point[0] <= CORES
+                speed = one * (point[0] if grows else 1) / point[which]
+                face = "#1b1f24" if own_core else "none"
+                label = "measured, loopback" + ("" if own_core else ", two processes a core")
+                label = label if point[0] in (1, 4) else ""
+                panel.plot(point[0], speed, "o", color="#1b1f24", mfc=face, label=label)
+            panel.set_title(f"{step.name}, {scaling.__name__}", loc="left", fontsize=10)
+            panel.set_xscale("log", base=2)
+            panel.set_yscale("log")
+            panel.set_xticks(HOSTS, [str(n) for n in HOSTS])
+            panel.grid(color="#e3e6ea", linewidth=0.6)
+            panel.spines[["top", "right"]].set_visible(False)
+    for panel in panels[:, 0]:
+        panel.set_ylabel("environment steps / s")
+    for panel in panels[-1]:
+        panel.set_xlabel("hosts, one core each")
+    panels[0, 0].legend(fontsize=8, frameon=False)
+    figure.savefig(path, dpi=100)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    measuring = commands.add_parser("measure")
+    measuring.add_argument("--configs", nargs="*", default=[], metavar="FILE")
+    measuring.add_argument("--processes", nargs="*", type=int, default=[2, 4], metavar="N")
+    measuring.add_argument("--rounds", type=int, default=3, help="turns of each measurement")
+    predicting = commands.add_parser("predict")
+    predicting.add_argument("--plot", type=Path, metavar="PNG")
+    commands.add_parser("one").add_argument("arguments", nargs="+")
+    args = parser.parse_args()
+    if args.command == "one":
+        core, *arguments = args.arguments
+        print(json.dumps(one(int(core), *arguments)))
+    elif args.command == "predict":
+        print(tables())
+        if args.plot:
+            plot(args.plot)
+    else:
+        print(json.dumps(measure(args.configs, args.processes, args.rounds)))
+
+
+if __name__ == "__main__":
+    main()
