@@ -239,7 +239,7 @@ class Hosts:
         async def welcome(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:
                 hello = json.loads(await reader.readline())
-                k, number = hello["process"], hello["of"]
+                k, number, name, on = (hello[x] for x in ("process", "of", "name", "machine"))
             except (ValueError, KeyError, TypeError, OSError):
                 writer.close()  # nobody of ours
                 return
@@ -248,7 +248,7 @@ class Hosts:
             elif k in self._writers:
                 reason = f"another process on {self.names[k]} is process {k} already"
             else:
-                self.names[k], self.machines[k] = hello["on"], hello["machine"]
+                self.names[k], self.machines[k] = name, on
                 self._writers[k], self._heard[k] = writer, time.monotonic()
                 if len(self._writers) == number - 1:
                     arrived.set()
@@ -302,7 +302,7 @@ class Hosts:
                 )
             await asyncio.sleep(0.2)
         me = {"process": self.process_id, "of": self.num_processes}
-        writer.write(_line({**me, "on": node_name(), "machine": machine()}))
+        writer.write(_line({**me, "name": node_name(), "machine": machine()}))
         try:
             # The leader gives up after its own time-out, which may have begun later.
             first = json.loads(await asyncio.wait_for(reader.readline(), timeout + 30))
