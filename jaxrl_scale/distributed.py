@@ -4,9 +4,9 @@ the fixed-order sum.
 **The fixed order.** Floating-point addition does not associate, so a run that is to be the
 same on any number of devices must add in the same order on all of them. Each shard's term is
 computed by the same inner program (`jax.lax.map` over the shards at hand); the terms are then
-added pairwise along the global shard index: first the shards of a device, then, after an
-``all_gather``, the devices. As ``num_shards`` is a power of two and a device holds an aligned
-block of shards, both halves are levels of one and the same binary tree.
+added pairwise along the global shard index: first the shards of a device, then the devices,
+which exchange their sums (recursive doubling). As ``num_shards`` is a power of two and a device
+holds an aligned block of shards, both halves are levels of one and the same binary tree.
 
 **Placement.** With a population that divides by the devices, whole members are placed on
 devices and nothing crosses a device; otherwise every device holds a block of each member's
@@ -257,37 +257,33 @@ def _by_dtype(f: Callable[[Array], Array], tree: PyTree) -> PyTree:
 
 def local_pool(num_shards: int, exact: bool = True) -> Pool:
     """The pool of a run whose shards are all at hand: no collective. For unit tests too."""
-    return _pool(num_shards, num_shards, exact, lambda: jnp.zeros((), jnp.int32), lambda x: x[None])
+    return _pool(num_shards, 1, exact, lambda: jnp.zeros((), jnp.int32))
 
 
 def device_pool(num_shards: int, num_devices: int, exact: bool) -> Pool:
     """The pool of a run whose shards are spread over the devices of the mapped axis."""
-    return _pool(
-        num_shards,
-        num_shards // num_devices,
-        exact,
-        lambda: jax.lax.axis_index(AXIS),
-        lambda x: jax.lax.all_gather(x, AXIS),
-    )
+    return _pool(num_shards, num_devices, exact, lambda: jax.lax.axis_index(AXIS))
 
 
 def _pool(
-    num_shards: int,
-    at_hand: int,
-    exact: bool,
-    device_index: Callable[[], Array],
-    gather: Callable[[Array], Array],
+    num_shards: int, num_devices: int, exact: bool, device_index: Callable[[], Array]
 ) -> Pool:
+    at_hand = num_shards // num_devices
+
     def shard_index() -> Array:
         return device_index() * at_hand + jnp.arange(at_hand, dtype=jnp.int32)
 
-    def total_exact(x: Array) -> Array:
-        return walled_tree_sum(gather(tree_sum(x)))
-
-    def total_pooled(x: Array) -> Array:
-        return gather(x.sum(0)).sum(0)
-
-    total = total_exact if exact else total_pooled
+    def total(x: Array) -> Array:
+        """``[S, n] -> [n]``. The devices exchange their sums with the neighbour, then with the
+        second next, the fourth …: log2(D) rounds of one vector each, and the levels of the tree,
+        as ``a + b`` and ``b + a`` have the same bits."""
+        x = tree_sum(x) if exact else x.sum(0)
+        pair = x[None]
+        for distance in (2**level for level in range(num_devices.bit_length() - 1)):
+            partners = [(i, i ^ distance) for i in range(num_devices)]
+            pair = jnp.stack([x, jax.lax.ppermute(x, AXIS, partners)])
+            x = tree_sum(pair)
+        return walled_tree_sum(pair) if exact else x
 
     def sum(tree: PyTree) -> PyTree:
         return _by_dtype(total, tree)
@@ -309,7 +305,7 @@ def _pool(
 
         gradient, aux = jax.grad(batch_loss, has_aux=True)(params)
         aux, structure = ravel_pytree(jax.tree.map(lambda x: x.sum(0), aux))
-        both = gather(jnp.concatenate([gradient, aux])).sum(0)
+        both = total(jnp.concatenate([gradient, aux])[None])
         return both[: params.size], structure(both[params.size :])
 
     return Pool(

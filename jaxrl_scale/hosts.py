@@ -335,8 +335,9 @@ class Hosts:
                 del self._given[name]
                 everything = [given[process] for process in range(self.num_processes)]
                 self._closing |= name == _LAST
-                for member in self._writers:
-                    self._send(member, {"share": name, "data": everything})
+                line = _line({"share": name, "data": everything})
+                for writer in self._writers.values():
+                    writer.write(line)
                 self._answer(name).set_result(everything)
         elif "share" in message:
             self._closing |= message["share"] == _LAST

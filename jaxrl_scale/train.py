@@ -300,7 +300,7 @@ def check_alike(config: Config, resume: str | Path | None, hosts: Hosts) -> None
         "jax": run_directory.versions().get("jax", ""),
         "jaxrl_scale": run_directory.versions().get("jaxrl_scale", ""),
     }
-    first = hosts.share("started with", mine)[0]
+    first = hosts.share("started with", mine if hosts.leader else None)[0]
     for key in (*first, *mine):
         if mine.get(key) != first.get(key):
             raise UserError(
