@@ -1,11 +1,13 @@
 """What communication costs: measured on this machine, predicted for 1 to 512 hosts.
 
-    python benchmarks/communication.py measure                    # a few minutes; prints JSON
+    python benchmarks/communication.py measure                    # a minute; prints JSON
+    python benchmarks/communication.py measure --configs configs/acrobot.py configs/lunar_lander.py
     python benchmarks/communication.py predict --plot docs/scaling.png
 
 The model and what follows from it: docs/scaling.md. `measure` starts processes of this file, each
-bound to one core, which meet as those of a run do. `predict` computes from what `measure` found on
-the machine of docs/scaling.md (`GLOO`, `STEPS`, `POINTS` below; enter your own).
+bound to one core, which meet as those of a run do; the machine should have nothing else to do.
+`predict` computes from what `measure` found on the machine of docs/scaling.md: `SUMS`, `WORK` and
+`POINTS` below. `measure` prints these three on the standard error, to be pasted in their place.
 """
 
 from __future__ import annotations
@@ -36,12 +38,11 @@ SHARES = (Fraction(1), Fraction(1, 8))  # of a config's work, on one device
 
 
 class Link(NamedTuple):
-    """A way from one member of a ring to the next."""
+    """A way from one member of a run to another."""
 
     name: str
-    round: float  # s, a short message, from its sending to its being received
-    byte: float  # s a byte
-    add: float = 0.0  # s a byte, adding a vector to another on the device that received it
+    round: float  # s, a short message, from its sending to its being received and added
+    byte: float  # s a byte, sending and adding it
     start: float = 0.0  # s, entering a collective
     reach: int = HOSTS[-1]  # members at most
 
@@ -52,7 +53,7 @@ class Step(NamedTuple):
     name: str
     fixed: float  # s of work that every device does whole (the optimiser, say)
     split: float  # s of work that the devices share
-    collectives: tuple[tuple[int, int], ...]  # bytes of a device's vector, how many an iteration
+    sums: tuple[tuple[int, int], ...]  # bytes of a device's vector, how many an iteration
     most: int  # devices that its environments can be spread over
 
 
@@ -60,44 +61,37 @@ Way = Callable[[int, float, Link], float]
 """Seconds of one sum over ``n`` devices of a vector of ``size`` bytes on each."""
 
 
-def ring_gather(n: int, size: float, link: Link) -> float:
-    """Gloo's all-gather, which is what the trainer uses: ``n - 1`` rounds, in each of which a
-    whole vector goes on to the next; then each device adds all of them."""
-    return 0.0 if n == 1 else link.start + (n - 1) * (link.round + size * (link.byte + link.add))
-
-
 def exchange(n: int, size: float, link: Link) -> float:
-    """Recursive doubling: ``log2 n`` rounds, in each of which two partners swap what they have
-    and add it. The same additions in the same order as the tree after an all-gather."""
-    rounds = math.ceil(math.log2(n))
-    return 0.0 if n == 1 else link.start + rounds * (link.round + size * (link.byte + link.add))
+    """The trainer's (`distributed.device_pool`), recursive doubling: ``log2 n`` rounds, each a
+    collective in which two partners swap what they have and add it."""
+    return math.ceil(math.log2(n)) * (link.start + link.round + size * link.byte)
+
+
+def ring_gather(n: int, size: float, link: Link) -> float:
+    """Gloo's all-gather: ``n - 1`` rounds, in each of which a whole vector goes on to the next;
+    then each device adds all of them, in the same order: the same bits."""
+    return 0.0 if n == 1 else link.start + (n - 1) * (link.round + size * link.byte)
 
 
 def ring_reduce(n: int, size: float, link: Link) -> float:
     """Gloo's all-reduce (``psum``): ``2 (n - 1)`` rounds of an n-th of the vector. Its order of
     additions depends on the number of devices."""
-    part = size / n
-    half = (n - 1) * link.round + (n - 1) * part * link.byte
-    return 0.0 if n == 1 else link.start + 2 * half + (n - 1) * part * link.add
+    return 0.0 if n == 1 else link.start + 2 * (n - 1) * (link.round + size / n * link.byte)
 
 
-def free(n: int, size: float, link: Link) -> float:
-    """What nothing can be faster than."""
-    return 0.0
+def communication(step: Step, n: int, link: Link, way: Way = exchange) -> float:
+    """Seconds that an iteration on ``n`` devices communicates: its sums, and one all-reduce that
+    asks whether anybody is to stop (`distributed.Placement.any`)."""
+    return sum(count * way(n, size, link) for size, count in step.sums) + ring_reduce(n, 4, link)
 
 
-def communication(step: Step, n: int, link: Link, way: Way = ring_gather) -> float:
-    """Seconds that an iteration on ``n`` devices communicates."""
-    return sum(count * way(n, size, link) for size, count in step.collectives)
-
-
-def strong(step: Step, n: int, link: Link, way: Way = ring_gather, on_a_core: float = 1) -> float:
+def strong(step: Step, n: int, link: Link, way: Way = exchange, on_a_core: float = 1) -> float:
     """Seconds of an iteration whose environments and minibatches ``n`` devices share, so many of
     them on a core."""
     return on_a_core * (step.fixed + step.split / n) + communication(step, n, link, way)
 
 
-def weak(step: Step, n: int, link: Link, way: Way = ring_gather, on_a_core: float = 1) -> float:
+def weak(step: Step, n: int, link: Link, way: Way = exchange, on_a_core: float = 1) -> float:
     """Seconds of an iteration of ``n`` times the environments in minibatches of ``n`` times the
     size. (With minibatches of the same size it is ``n * strong``: their number grows.)"""
     return on_a_core * (step.fixed + step.split) + communication(step, n, link, way)
@@ -112,51 +106,57 @@ def fit(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[float, float]
 
 # --- what was measured, and what is taken from others ---------------------------------------
 
-# Gloo between 2 and between 4 processes on the 2 cores of docs/scaling.md: an all-gather's time,
-# divided by its rounds.
-ADDITION = 0.5e-9  # s a byte: the fixed-order sum less the all-gather within it, 4 MB
-GLOO = {
-    2: Link("loopback", 1.2e-4, 0.98e-9, ADDITION),
-    4: Link("loopback, 2 processes a core", 2.9e-4, 0.89e-9, 2 * ADDITION),
+# These three are what `measure` prints last.
+# Processes on the 2 cores of docs/scaling.md: seconds of one of the trainer's sums, and a byte.
+SUMS = {2: (8.94e-05, 1.25e-09), 4: (0.00111, 4.05e-09)}
+# Seconds of an iteration on one core: what every device does whole, and what they share.
+WORK = {"acrobot": (0.0, 0.0645), "lunar_lander": (0.016, 0.408)}
+# Seconds of an iteration, the least of all, by processes: strong, weak.
+POINTS: dict[str, dict[int, tuple[float, float]]] = {
+    "acrobot": {1: (0.0645, 0.0645)},
+    "lunar_lander": {1: (0.424, 0.424)},
 }
+CORES = 2  # of the machine of POINTS
 
+
+def loopback(n: int) -> Link:
+    """One round of an exchange between ``n`` processes of this machine."""
+    rounds = math.log2(n)
+    return Link(f"loopback, {n} processes", *(seconds / rounds for seconds in SUMS[n]))
+
+
+NOTHING = Link("no communication", 0.0, 0.0)
 ETHERNET = 17.8e-6  # s, one way through two Linux TCP stacks: sockperf, two hosts with 10 GbE
 NETWORKS = (
     # Gloo's own time as on loopback, and the wire's on top: the TCP stack counts twice, so that
     # these are rather too slow. Payload is 94 % of the line rate. 25 GbE: latency assumed equal.
-    Link("10 GbE", GLOO[2].round + ETHERNET, max(GLOO[2].byte, 8 / 9.4e9), ADDITION),
-    Link("25 GbE", GLOO[2].round + ETHERNET, max(GLOO[2].byte, 8 / 23.5e9), ADDITION),
+    Link("10 GbE", loopback(2).round + ETHERNET, loopback(2).byte + 8 / 9.4e9),
+    Link("25 GbE", loopback(2).round + ETHERNET, loopback(2).byte + 8 / 23.5e9),
     # NCCL between GPUs, a member each: latencies of its own cost model (src/graph/tuning.cc,
-    # ring, LL); line rates, which LL does not reach; an addition at 1 TB/s, assumed.
-    Link("InfiniBand 100 Gb/s", 2.7e-6, 8 / 100e9, 1e-12, start=6.6e-6),
-    Link("NVLink 4", 0.6e-6, 1 / 450e9, 1e-12, start=6.6e-6, reach=8),
+    # ring, LL); line rates, which LL does not reach. The addition is neglected.
+    Link("InfiniBand 100 Gb/s", 2.7e-6, 8 / 100e9, start=6.6e-6),
+    Link("NVLink 4", 0.6e-6, 1 / 450e9, start=6.6e-6, reach=8),
 )
 
 STEPS = (
     Step(
         "acrobot",
-        fixed=0.0,
-        split=0.0645,
-        collectives=((37928, 64), (256, 3), (24, 2), (12, 1), (8, 2), (4, 4)),
+        *WORK["acrobot"],
+        sums=((37928, 64), (256, 3), (24, 2), (12, 1), (8, 2), (4, 3)),
         most=128,
     ),
     Step(
         "lunar_lander",
-        fixed=0.016,
-        split=0.408,
-        collectives=((39212, 64), (256, 3), (32, 2), (12, 1), (8, 2), (4, 7)),
+        *WORK["lunar_lander"],
+        sums=((39212, 64), (256, 3), (32, 2), (12, 1), (8, 2), (4, 6)),
         most=512,
     ),
 )
 STEPS_AN_ITERATION = {"acrobot": 128 * 64, "lunar_lander": 512 * 64}
-# Seconds of an iteration, the least of all: (processes, strong, weak).
-POINTS = {
-    "acrobot": ((1, 0.0645, 0.0645), (2, 0.0797, 0.0881), (4, 0.170, 0.310)),
-    "lunar_lander": ((1, 0.424, 0.424), (2, 0.424, 0.424), (4, 0.424, 0.424)),
-}
-CORES = 2  # of the machine of POINTS
 
 # --- counting collectives -------------------------------------------------------------------
+
+OPERATIONS = ("collective-permute", "all-gather", "all-reduce")
 
 
 def collectives(hlo: str, num_devices: int) -> Counter[tuple[str, int]]:
@@ -176,7 +176,7 @@ def collectives(hlo: str, num_devices: int) -> Counter[tuple[str, int]]:
 
     def visit(name: str, times: int) -> None:
         for line in bodies[name]:
-            if here := re.search(r" = (.*?) (all-gather|all-reduce)(?:-start)?\(", line):
+            if here := re.search(rf" = (.*?) ({'|'.join(OPERATIONS)})\(", line):
                 gathers = here[2] == "all-gather"
                 found[here[2], _bytes(here[1]) // (num_devices if gathers else 1)] += times
                 continue
@@ -198,7 +198,8 @@ def _bytes(shapes: str) -> int:
 
 
 def count(file: str) -> list[list[Any]]:
-    """The collectives of an iteration of a config: ``[operation, bytes, how many]``."""
+    """The collectives of an iteration of a config on two devices: ``[operation, bytes, how
+    many]``. On ``n`` devices there are ``log2 n`` collective-permutes for each of them."""
     runner, _ = _runner(file, Fraction(1), devices=2)
     runner.compile()
     found = collectives(runner._compiled_step.as_text(), 2)
@@ -256,17 +257,6 @@ def iteration(file: str, growth: Fraction, seconds: float = 4.0) -> list[float]:
     return times
 
 
-def exchanged(x: Any, n: int) -> Any:
-    """`exchange` itself, on a device of the mapped axis: the sum of all ``x``, a power of two."""
-    import jax
-
-    from jaxrl_scale.distributed import AXIS
-
-    for k in range(n.bit_length() - 1):
-        x = x + jax.lax.ppermute(x, AXIS, [(i, i ^ 2**k) for i in range(n)])
-    return x
-
-
 def sums(repeats: int = 40, window: float = 0.02) -> dict[str, list[list[float]]]:
     """Seconds of one collective, ``[size][repeat]`` by its name: many of them in one program, in
     which each waits for the one before, as the trainer's do."""
@@ -282,7 +272,6 @@ def sums(repeats: int = 40, window: float = 0.02) -> dict[str, list[list[float]]
     ways = {
         "sum": lambda x: pool.sum(x[None]) / n,
         "all_gather": lambda x: jax.lax.all_gather(x, axis)[jax.lax.axis_index(axis) - 1],
-        "exchange": lambda x: exchanged(x, n) / n,
         "psum": lambda x: jax.lax.psum(x, axis) / n,
     }
     times: dict[str, list[list[float]]] = {name: [] for name in ways}
@@ -377,21 +366,38 @@ def measure(configs: Sequence[str], numbers: Sequence[int], rounds: int) -> dict
                 tell(file, n, "processes,", growth, "of the work", *least(timed[n, growth]))
         times = {f"{n} processes, {growth}": least(timed[n, growth]) for n, growth in cases}
         alone = [times[f"1 processes, {share}"][0] for share in SHARES]
-        fixed, split = fit([float(share) for share in SHARES], alone)
+        fixed = max(0.0, fit([float(share) for share in SHARES], alone)[0])
         found["configs"][file] = {
             "collectives": processes(1, "count", file),
             "seconds": times,
             "fixed": fixed,
-            "split": split,
+            "split": alone[0] - fixed,
         }
         tell(file, found["configs"][file])
     return found
 
 
+def entries(found: dict[str, Any]) -> str:
+    """What `measure` found as this file's constants, to be pasted in their place."""
+
+    def short(*seconds: float) -> tuple[float, ...]:
+        return tuple(float(f"{x:.3g}") for x in seconds)
+
+    sums = {n: short(*table["sum"]["fit"]) for n, table in found["collectives"].items()}
+    work, points = {}, {}
+    for file, config in found["configs"].items():
+        times = {case: least for case, (least, _) in config["seconds"].items()}
+        both = {n: (f"{n} processes, 1", f"{n} processes, {n}") for n in (1, *sums)}
+        work[Path(file).stem] = short(config["fixed"], config["split"])
+        points[Path(file).stem] = {n: short(*(times[c] for c in both[n])) for n in both}
+    constants = {"SUMS": sums, "WORK": work, "POINTS": points}
+    return "\n".join(f"{name} = {value}" for name, value in constants.items() if value)
+
+
 # --- predicting -----------------------------------------------------------------------------
 
 
-WAYS: dict[Way, str] = {ring_gather: "ring", exchange: "exchange"}
+WAYS: dict[Way, str] = {exchange: "exchange", ring_gather: "ring"}
 
 
 def milliseconds(seconds: float) -> str:
@@ -403,11 +409,11 @@ def tables() -> str:
     heads = ("strong, predicted", "measured", "weak, predicted", "measured")
     lines = _heads("milliseconds of an iteration", "processes", *heads)
     for step in STEPS:
-        for n, *measured in POINTS[step.name]:
-            link, on_a_core = GLOO[max(2, n)], max(1, n / CORES)
+        for n, measured in POINTS[step.name].items():
+            link, on_a_core = NOTHING if n == 1 else loopback(n), max(1, n / CORES)
             cells = [step.name, str(n)]
             for scaling, seconds in zip((strong, weak), measured, strict=True):
-                predicted = scaling(step, n, link, ring_gather, on_a_core)
+                predicted = scaling(step, n, link, exchange, on_a_core)
                 cells += [milliseconds(predicted), milliseconds(seconds)]
             lines.append(f"| {' | '.join(cells)} |")
     cases = [(step, scaling, way) for step in STEPS for scaling in (strong, weak) for way in WAYS]
@@ -433,6 +439,9 @@ def _heads(*names: str) -> list[str]:
     return [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
 
 
+DARK = "#1b1f24"
+
+
 def plot(path: Path) -> None:
     """Environment steps a second over hosts, predicted and measured."""
     import matplotlib
@@ -442,26 +451,27 @@ def plot(path: Path) -> None:
 
     ethernet = NETWORKS[0]
     drawn: tuple[tuple[str, str, str, Link, Way], ...] = (
-        ("10 GbE, the ring that gloo uses", "#D55E00", "-", ethernet, ring_gather),
-        ("10 GbE, exchange in log2 n rounds", "#0072B2", "-", ethernet, exchange),
-        ("no communication", "#9aa3ad", ":", ethernet, free),
+        ("10 GbE", "#0072B2", "-", ethernet, exchange),
+        ("10 GbE, were it an all-gather in a ring", "#D55E00", "--", ethernet, ring_gather),
+        ("no communication", "#9aa3ad", ":", NOTHING, exchange),
     )
     figure, panels = plt.subplots(2, len(STEPS), figsize=(9, 7), sharex=True, layout="constrained")
     for column, step in zip(panels.T, STEPS, strict=True):
         one = STEPS_AN_ITERATION[step.name]
-        for panel, scaling, which in zip(column, (strong, weak), (1, 2), strict=True):
+        for panel, scaling in zip(column, (strong, weak), strict=True):
             grows = scaling is weak
             hosts = [n for n in HOSTS if grows or n <= step.most]
             for label, color, line, link, way in drawn:
                 speeds = [one * (n if grows else 1) / scaling(step, n, link, way) for n in hosts]
                 panel.plot(hosts, speeds, line, color=color, label=label)
-            for point in POINTS[step.name]:
-                own_core = point[0] <= CORES
-                speed = one * (point[0] if grows else 1) / point[which]
-                face = "#1b1f24" if own_core else "none"
-                label = "measured, loopback" + ("" if own_core else ", two processes a core")
-                label = label if point[0] in (1, 4) else ""
-                panel.plot(point[0], speed, "o", color="#1b1f24", mfc=face, label=label)
+            points = POINTS[step.name]
+            for label, face, numbers in (
+                ("measured, processes of one machine", DARK, [n for n in points if n <= CORES]),
+                ("the same, more than one a core", "none", [n for n in points if n > CORES]),
+            ):
+                speeds = [one * (n if grows else 1) / points[n][grows] for n in numbers]
+                if numbers:
+                    panel.plot(numbers, speeds, "o", color=DARK, mfc=face, label=label)
             panel.set_title(f"{step.name}, {scaling.__name__}", loc="left", fontsize=10)
             panel.set_xscale("log", base=2)
             panel.set_yscale("log")
@@ -472,7 +482,8 @@ def plot(path: Path) -> None:
         panel.set_ylabel("environment steps / s")
     for panel in panels[-1]:
         panel.set_xlabel("hosts, one core each")
-    panels[0, 0].legend(fontsize=8, frameon=False)
+    lines = panels[0, 0].get_legend_handles_labels()
+    figure.legend(*lines, loc="outside lower center", ncols=3, fontsize=9, frameon=False)
     figure.savefig(path, dpi=100)
 
 
@@ -495,7 +506,9 @@ def main() -> None:
         if args.plot:
             plot(args.plot)
     else:
-        print(json.dumps(measure(args.configs, args.processes, args.rounds)))
+        found = measure(args.configs, args.processes, args.rounds)
+        print(json.dumps(found))
+        print(entries(found), file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -255,6 +255,13 @@ def _by_dtype(f: Callable[[Array], Array], tree: PyTree) -> PyTree:
     return jax.tree.unflatten(structure, out)
 
 
+def exchange_rounds(num_devices: int) -> list[list[tuple[int, int]]]:
+    """Recursive doubling over a power of two of devices: in each of its log2(D) rounds a device
+    exchanges with one other, at distance 1, 2, 4 …, so that all have everything at the end."""
+    distances = [2**level for level in range(num_devices.bit_length() - 1)]
+    return [[(i, i ^ distance) for i in range(num_devices)] for distance in distances]
+
+
 def local_pool(num_shards: int, exact: bool = True) -> Pool:
     """The pool of a run whose shards are all at hand: no collective. For unit tests too."""
     return _pool(num_shards, 1, exact, lambda: jnp.zeros((), jnp.int32))
@@ -274,13 +281,11 @@ def _pool(
         return device_index() * at_hand + jnp.arange(at_hand, dtype=jnp.int32)
 
     def total(x: Array) -> Array:
-        """``[S, n] -> [n]``. The devices exchange their sums with the neighbour, then with the
-        second next, the fourth …: log2(D) rounds of one vector each, and the levels of the tree,
-        as ``a + b`` and ``b + a`` have the same bits."""
+        """``[S, n] -> [n]``, over all devices. The rounds are the levels of the tree, as ``a + b``
+        and ``b + a`` have the same bits."""
         x = tree_sum(x) if exact else x.sum(0)
         pair = x[None]
-        for distance in (2**level for level in range(num_devices.bit_length() - 1)):
-            partners = [(i, i ^ distance) for i in range(num_devices)]
+        for partners in exchange_rounds(num_devices):
             pair = jnp.stack([x, jax.lax.ppermute(x, AXIS, partners)])
             x = tree_sum(pair)
         return walled_tree_sum(pair) if exact else x
@@ -399,7 +404,11 @@ class Placement:
         """Is a flag, a bool, true in any of the processes?"""
         if self.num_processes == 1:
             return flag
-        return jax.lax.pmax(flag.astype(jnp.int32), AXIS) > 0
+        if self.by_members:
+            return self.publish(flag[None]).any()
+        for partners in exchange_rounds(self.num_devices):
+            flag = flag | jax.lax.ppermute(flag, AXIS, partners)
+        return flag
 
     # --- compiling --------------------------------------------------------------------------
 

@@ -5,14 +5,13 @@ from collections import Counter
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxrl_scale import envs
 from jaxrl_scale.algos import ppo
 from jaxrl_scale.config import Config
-from jaxrl_scale.distributed import AXIS, device_pool, place
+from jaxrl_scale.distributed import AXIS, device_pool, local_pool, place, tree_sum
 from jaxrl_scale.runner import Runner
 
 FILE = Path(__file__).parents[1] / "benchmarks" / "communication.py"
@@ -20,34 +19,36 @@ spec = importlib.util.spec_from_file_location("communication", FILE)
 model = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(model)
 
-LINK = model.Link("slow", round=1.0, byte=0.01, add=0.02, start=10.0)
-STEP = model.Step("toy", fixed=2.0, split=80.0, collectives=((100, 3), (200, 1)), most=8)
+LINK = model.Link("slow", round=1.0, byte=0.02, start=10.0)
+STEP = model.Step("toy", fixed=2.0, split=80.0, sums=((100, 3), (200, 1)), most=8)
 
 
-@pytest.mark.parametrize("way", [model.ring_gather, model.exchange, model.ring_reduce, model.free])
+@pytest.mark.parametrize("way", [model.exchange, model.ring_gather, model.ring_reduce])
 def test_one_device_sums_for_nothing(way):
     assert way(1, 100, LINK) == 0
 
 
 def test_ways_by_hand():
-    # A round with 100 bytes: 1 s, 1 s for the bytes, 2 s to add them.
-    assert model.ring_gather(8, 100, LINK) == pytest.approx(10 + 7 * 4)
-    assert model.exchange(8, 100, LINK) == pytest.approx(10 + 3 * 4)
-    # 14 rounds of 12.5 bytes, which are added in seven of them.
-    assert model.ring_reduce(8, 100, LINK) == pytest.approx(10 + 14 * 1.125 + 7 * 0.25)
+    # A round with 100 bytes: 1 s, and 2 s for the bytes.
+    assert model.exchange(8, 100, LINK) == pytest.approx(3 * (10 + 3))
+    assert model.ring_gather(8, 100, LINK) == pytest.approx(10 + 7 * 3)
+    # 14 rounds of 12.5 bytes.
+    assert model.ring_reduce(8, 100, LINK) == pytest.approx(10 + 14 * 1.25)
 
 
 def test_two_devices_are_one_round_either_way():
-    assert model.ring_gather(2, 100, LINK) == model.exchange(2, 100, LINK) == pytest.approx(14)
+    assert model.ring_gather(2, 100, LINK) == model.exchange(2, 100, LINK) == pytest.approx(13)
 
 
 def test_iterations_by_hand():
-    # Four devices: 3 × (10 + 3 × 4) + (10 + 3 × 7)
-    assert model.communication(STEP, 4, LINK) == pytest.approx(97)
-    assert model.strong(STEP, 4, LINK) == pytest.approx(2 + 20 + 97)
-    assert model.weak(STEP, 4, LINK) == pytest.approx(82 + 97)
-    assert model.strong(STEP, 4, LINK, on_a_core=2) == pytest.approx(44 + 97)
+    # Four devices: 3 × 2 × (10 + 3) + 2 × (10 + 5), and one all-reduce of 4 bytes: 10 + 6 × 1.02
+    paid = 78 + 30 + 16.12
+    assert model.communication(STEP, 4, LINK) == pytest.approx(paid)
+    assert model.strong(STEP, 4, LINK) == pytest.approx(2 + 20 + paid)
+    assert model.weak(STEP, 4, LINK) == pytest.approx(82 + paid)
+    assert model.strong(STEP, 4, LINK, on_a_core=2) == pytest.approx(44 + paid)
     assert model.strong(STEP, 1, LINK) == model.weak(STEP, 1, LINK) == 82
+    assert model.communication(STEP, 512, model.NOTHING) == 0
 
 
 def test_fit_finds_the_line():
@@ -65,6 +66,7 @@ def test_collectives_of_a_program_text():
     text = """\
 %body.1 (p: f32[4]) -> f32[4] {
   %g = f32[2,4]{1,0} all-gather(%p), replica_groups={{0,1}}
+  %c = f32[5]{0} collective-permute(%q), source_target_pairs={{0,1},{1,0}}
 }
 
 ENTRY %main (p: f32[4]) -> f32[4] {
@@ -73,11 +75,13 @@ ENTRY %main (p: f32[4]) -> f32[4] {
   ROOT %r = f32[4] all-reduce(%u), to_apply=%add
 }
 """
-    assert model.collectives(text, 2) == Counter({("all-gather", 16): 7, ("all-reduce", 16): 1})
+    expected = {("all-gather", 16): 7, ("collective-permute", 20): 7, ("all-reduce", 16): 1}
+    assert model.collectives(text, 2) == Counter(expected)
 
 
-def test_a_gradient_step_is_one_collective():
-    """``epochs`` × minibatches of them, each with the gradient and the five metrics of the loss;
+@pytest.mark.parametrize(("devices", "rounds"), [(2, 1), (4, 2)])
+def test_a_gradient_step_is_one_collective_a_round(devices, rounds):
+    """``epochs`` × minibatches of them, each with the gradient and the loss's six sums;
     eight others an iteration: moments of the advantages, of the values' error, episodes."""
     config = Config(
         env="CartPole-v1",
@@ -87,22 +91,47 @@ def test_a_gradient_step_is_one_collective():
         hidden_sizes=(8,),
         algo=ppo.Config(minibatch_size=32, epochs=3),
     )
-    runner = Runner(config, envs.make(config.env), place(config, jax.devices()[:2]))
+    runner = Runner(config, envs.make(config.env), place(config, jax.devices()[:devices]))
     runner.compile()
-    found = model.collectives(runner._compiled_step.as_text(), 2)
+    found = model.collectives(runner._compiled_step.as_text(), devices)
+    assert {operation for operation, _ in found} == {"collective-permute"}
     parameters = (4 * 8 + 8 + 8 * 2 + 2) + (4 * 8 + 8 + 8 + 1)  # policy and value
-    gradient = ("all-gather", 4 * (parameters + 6))
-    assert found.pop(gradient) == 3 * (8 * 16 // 32)
-    assert found.total() == 8
+    gradient = ("collective-permute", 4 * (parameters + 6))
+    assert found.pop(gradient) == rounds * 3 * (8 * 16 // 32)
+    assert found.total() == rounds * 8
 
 
-def test_exchange_gives_the_bits_of_the_fixed_order():
-    n = 8
-    x = np.random.default_rng(0).normal(size=(n, 1001)).astype(np.float32)
-    pool = device_pool(num_shards=n, num_devices=n, exact=True)
-    ways = (lambda x: pool.sum(x[None]), lambda x: model.exchanged(x, n))
-    tree, swapped = (np.asarray(jax.pmap(way, axis_name=AXIS)(jnp.asarray(x))) for way in ways)
-    np.testing.assert_array_equal(tree, swapped)
+@pytest.mark.parametrize("devices", [2, 4, 8])
+def test_the_exchange_gives_the_bits_of_the_fixed_order(devices):
+    shards, rng = 16, np.random.default_rng(0)
+    x = rng.normal(size=(shards, 1001)) * 10 ** rng.uniform(-3, 3, (shards, 1))
+    x = x.astype(np.float32)
+    one_after_the_other = np.add.accumulate(x, 0)[-1]
+    alone = np.asarray(jax.jit(local_pool(shards).sum)(x))
+    np.testing.assert_array_equal(alone, tree_sum(x))
+    assert (alone != one_after_the_other).any()  # so that the order shows
+
+    pool = device_pool(shards, devices, exact=True)
+    parts = x.reshape(devices, shards // devices, -1)
+    swapped = np.asarray(jax.pmap(pool.sum, axis_name=AXIS)(parts))
+    np.testing.assert_array_equal(swapped, np.broadcast_to(alone, swapped.shape))
+
+
+def test_what_was_measured_is_printed_as_constants():
+    seconds = {
+        "1 processes, 1": [2.0, 9.0],
+        "1 processes, 1/8": [0.5, 9.0],
+        "2 processes, 1": [1.23456, 9.0],
+        "2 processes, 2": [2.5, 9.0],
+    }
+    config = {"seconds": seconds, "fixed": 0.25, "split": 1.75}
+    tables = {2: {"sum": {"fit": [1e-4, 2e-9]}, "psum": {"fit": [5.0, 5.0]}}}
+    constants: dict = {}
+    exec(model.entries({"collectives": tables, "configs": {"configs/toy.py": config}}), constants)
+    assert constants["SUMS"] == {2: (1e-4, 2e-9)}
+    assert constants["WORK"] == {"toy": (0.25, 1.75)}
+    assert constants["POINTS"] == {"toy": {1: (2.0, 2.0), 2: (1.23, 2.5)}}
+    assert "WORK" not in model.entries({"collectives": tables, "configs": {}})
 
 
 def test_tables_and_plot(tmp_path):
