@@ -440,6 +440,8 @@ def newest(run_dir):
 
 def assert_lost(done, who, why):
     for one in done.values():
+        if who == 0 and one.status == -signal.SIGABRT:
+            continue  # XLA's own abort, where its service goes with process 0, may come first
         assert one.status == AGAIN, one
         assert re.search(rf"process {who} of \d on \S+ was lost: {why}.*--resume", one.err), one
         # XLA may get a word in where process 0 is gone.
@@ -588,7 +590,9 @@ def test_twenty_random_kills_lose_nothing(world, path):
         time.sleep(random_.uniform(1, 12))
         assert trial.processes[victim].poll() is None, "it ended before it could be killed"
         done, _ = trial.send(victim, signal.SIGKILL).survivors(victim)
-        assert all(one.status == AGAIN for one in done.values()), done
+        # XLA's own abort may come first where its service goes with process 0.
+        again = {AGAIN} if victim else {AGAIN, -signal.SIGABRT}
+        assert {one.status for one in done.values()} <= again, done
         before.append(newest(path))
         assert before[-1] >= before[-2]
         kills += 1
