@@ -36,7 +36,7 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -95,10 +95,10 @@ class Checkpoints:
         """Begin to write a checkpoint and return; wait only for one that is still unwritten.
 
         ``state`` is a tree of NumPy arrays that nobody changes any more, of several processes
-        the part that this one holds. ``meta`` is JSON data,
-        ``score`` (higher is better, NaN is none) what the best is chosen by. An iteration that
-        is saved already is left as it is. What went wrong with the save before is raised here,
-        as `UserError`; the checkpoints before it stay whole.
+        the part that this one holds. ``meta`` is JSON data, ``score`` (higher is better, NaN is
+        none) what the best is chosen by. An iteration that is saved already is left as it is.
+        What went wrong with the save before is raised here, as `UserError`; the checkpoints
+        before it stay whole.
         """
         self.wait()
         if score is not None:
@@ -238,8 +238,7 @@ def _parts(path: Path) -> list[Path]:
     return sorted(p for p in path.parent.glob(f"{path.name}.part-*-of-*") if "tmp" not in p.name)
 
 
-def _delete_parts(directory: Path, keep: Iterable[int]) -> None:
-    keep = set(keep)
+def _delete_parts(directory: Path, keep: Collection[int]) -> None:
     for path in directory.glob("*.part-*-of-*"):
         iteration = path.name.split(".")[0]
         if iteration.isdecimal() and int(iteration) not in keep:

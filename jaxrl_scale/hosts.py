@@ -197,7 +197,7 @@ class Hosts:
     def fail(self, message: str, status: int) -> NoReturn:
         """Tell all processes why this one cannot go on, and end them all with ``status``."""
         failure = {"process": self.process_id, "message": message, "status": status}
-        if threading.current_thread() is not self._thread and not self._closing:
+        if not self._closing:
             told = asyncio.run_coroutine_threadsafe(self._tell({"failed": failure}), self._loop)
             with contextlib.suppress(TimeoutError):
                 told.result(2)
@@ -206,8 +206,7 @@ class Hosts:
     def await_verdict(self, seconds: float = 5.0) -> None:
         """Called when a collective failed: the watch mostly knows within milliseconds who was
         lost, and then ends this process."""
-        if self.several:
-            time.sleep(seconds)
+        time.sleep(seconds)
 
     def close(self) -> None:
         """End the link when every process has come to this: from then on nobody is missed."""
