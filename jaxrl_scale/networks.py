@@ -1,9 +1,11 @@
 """Networks (flax linen, used by ``init`` and ``apply`` only) and the policies they describe.
 
-A network is a flax module with one field ``policy_size`` whose call maps observations
-``[..., *observation_shape]`` to ``(policy [..., policy_size], value [...])``. What a caller
-does not use of the two is never computed: XLA drops it. A class from outside the package is
-one more such module: ``--network=my_package.my_module:MyNetwork``.
+`make` gives a policy and a value, `make_q` the values of discrete actions, `make_recurrent` a
+policy and a value with a memory. A network from outside the package is a flax module with one
+required field ``policy_size`` whose call maps observations ``[..., *observation_shape]`` to
+``(policy [..., policy_size], value [...])``: ``--network=my_package.my_module:MyNetwork``.
+`make_q` reads its ``policy`` as values of actions (as advantages where it is dueling). What a
+caller does not use of the two is never computed: XLA drops it.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import math
 import os
 import sys
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -53,33 +55,109 @@ class Network(NamedTuple):
     policy: Policy
 
 
+class QNetwork(NamedTuple):
+    """The values of ``num_actions`` discrete actions."""
+
+    init: Callable[[Key], PyTree]
+    apply: Callable[[PyTree, Array], Array]
+    """``(params, obs [..., *observation_shape]) -> q [..., num_actions]``"""
+    num_actions: int
+
+
+class RecurrentNetwork(NamedTuple):
+    """A policy and a value with a memory, which is emptied where an episode begins."""
+
+    init: Callable[[Key], PyTree]
+    init_carry: Callable[[int], PyTree]
+    """``(B) -> carry [B, ...]``, an empty memory"""
+    apply: Callable[[PyTree, PyTree, Array, Array], tuple[PyTree, tuple[Array, Array]]]
+    """``(params, carry [B, ...], obs [T, B, *observation_shape], is_first [T, B]) ->
+    (carry [B, ...], (policy [T, B, size], value [T, B]))``; ``carry`` is that before ``obs[0]``"""
+    policy: Policy
+
+
 def make(config: Config, spec: EnvSpec) -> Network:
-    """The config's network for an environment."""
+    """The config's network for an environment; `UserError` where the two do not fit."""
     policy = gaussian(spec.action) if isinstance(spec.action, Box) else categorical(spec.action)
-    try:
-        module = _module(config, spec)(policy_size=policy.size)
-    except TypeError as error:
+    module = _policy_and_value(config, spec, policy)
+    _check(config, spec, module, policy.size)
+    return Network(*_functions(module, spec), policy)
+
+
+def make_q(
+    config: Config, spec: EnvSpec, dueling: bool = False, layer_norm: bool = False
+) -> QNetwork:
+    """The config's network as values of actions; `UserError` where actions are not discrete.
+
+    Args:
+      dueling: value and advantages from two streams, https://arxiv.org/abs/1511.06581,
+        equation 9.
+      layer_norm: normalise the features of every layer before its activation; not for networks
+        from outside.
+    """
+    if isinstance(spec.action, Box):
         raise UserError(
-            f"network {config.network} cannot be made with policy_size={policy.size}: {error}; "
-            "it should be a flax module whose one required field is policy_size: int"
-        ) from error
-    obs = jnp.zeros((1, *spec.observation_shape), spec.observation_dtype)
+            f"algo {config.algo.name} needs discrete actions, but those of {spec.id} are "
+            "continuous; try --algo=ppo"
+        )
+    num_actions = spec.action.n
+    if ":" not in config.network:
+        module: nn.Module = ActionValues(
+            num_actions, config.hidden_sizes, _torso(config, spec, layer_norm), dueling
+        )
+        return QNetwork(*_functions(module, spec), num_actions)
+    module = _policy_and_value(config, spec, categorical(spec.action))
+    _check(config, spec, module, num_actions)
+    init, apply_both = _functions(module, spec)
+
+    def apply(params: PyTree, obs: Array) -> Array:
+        advantage, value = apply_both(params, obs)
+        return _duel(value, advantage) if dueling else advantage
+
+    return QNetwork(init, apply, num_actions)
+
+
+def make_recurrent(config: Config, spec: EnvSpec) -> RecurrentNetwork:
+    """The config's torso with a memory as large as its last layer (a GRU in its place)."""
+    if ":" in config.network:
+        raise UserError(
+            f"network {config.network} has no memory; try --network=auto with a recurrent policy"
+        )
+    policy = gaussian(spec.action) if isinstance(spec.action, Box) else categorical(spec.action)
+    module = RecurrentActorCritic(
+        policy.size, config.hidden_sizes, _torso(config, spec), isinstance(spec.action, Box)
+    )
+
+    def init_carry(num_envs: int) -> PyTree:
+        return jnp.zeros((num_envs, config.hidden_sizes[-1]))
 
     def init(key: Key) -> PyTree:
-        return module.init(key, obs)["params"]
+        obs = jnp.zeros((1, 1, *spec.observation_shape), spec.observation_dtype)
+        return module.init(key, init_carry(1), obs, jnp.ones((1, 1), bool))["params"]
 
-    def apply(params: PyTree, obs: Array) -> tuple[Array, Array]:
-        policy_and_value: tuple[Array, Array] = module.apply({"params": params}, obs)  # type: ignore[assignment]
-        return policy_and_value
+    def apply(params: PyTree, carry: PyTree, obs: Array, is_first: Array) -> Any:
+        return module.apply({"params": params}, carry, obs, is_first)
 
-    return Network(init, apply, policy)
+    return RecurrentNetwork(init, init_carry, apply, policy)
 
 
-def check(network: Network, spec: EnvSpec, name: str) -> None:
-    """Raise a `UserError` where the network's outputs do not have the shapes they should."""
+def _functions(module: nn.Module, spec: EnvSpec) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    obs = jnp.zeros((1, *spec.observation_shape), spec.observation_dtype)
+    return (
+        lambda key: module.init(key, obs)["params"],
+        lambda params, obs: module.apply({"params": params}, obs),
+    )
+
+
+def _check(config: Config, spec: EnvSpec, module: nn.Module, size: int) -> None:
+    """Raise a `UserError` where the outputs do not have the shapes that they should."""
+    if ":" not in config.network:
+        return
+    name = config.network
     obs = jax.ShapeDtypeStruct((2, *spec.observation_shape), spec.observation_dtype)
+    init, apply = _functions(module, spec)
     try:
-        out = jax.eval_shape(lambda o: network.apply(network.init(jax.random.key(0)), o), obs)
+        out = jax.eval_shape(lambda o: apply(init(jax.random.key(0)), o), obs)
         shapes = tuple(x.shape for x in out)
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else ""
@@ -87,21 +165,28 @@ def check(network: Network, spec: EnvSpec, name: str) -> None:
             f"network {name} does not accept observations of shape {spec.observation_shape}: "
             f"{type(error).__name__}: {reason}"
         ) from error
-    if shapes != ((2, network.policy.size), (2,)):
+    if shapes != ((2, size), (2,)):
         raise UserError(
             f"network {name} returns shapes {shapes} for 2 observations; it should return "
-            f"(policy, value) of shapes {((2, network.policy.size), (2,))}"
+            f"(policy, value) of shapes {((2, size), (2,))}"
         )
 
 
 # --- modules --------------------------------------------------------------------------------
 
 
-def _module(config: Config, spec: EnvSpec) -> Callable[..., nn.Module]:
+class Features(NamedTuple):
+    """What all torsos of a network have in common."""
+
+    activation: str
+    convolve: bool
+    observation_rank: int
+    layer_norm: bool = False
+
+
+def _torso(config: Config, spec: EnvSpec, layer_norm: bool = False) -> Features:
     name = config.network
     is_image = len(spec.observation_shape) == 3
-    if ":" in name:
-        return _import(name)
     built_in = ("auto", "mlp", "cnn")
     if name not in built_in:
         raise UserError(
@@ -113,15 +198,30 @@ def _module(config: Config, spec: EnvSpec) -> Callable[..., nn.Module]:
             f"network 'cnn' needs images [height, width, channels], but {spec.id} observes "
             f"shape {spec.observation_shape}; try --network=mlp"
         )
-    return lambda policy_size: ActorCritic(
-        policy_size=policy_size,
-        hidden_sizes=config.hidden_sizes,
+    return Features(
         activation=config.activation,
-        shared=config.shared_torso,
         convolve=is_image and name != "mlp",
         observation_rank=len(spec.observation_shape),
-        state_independent_std=isinstance(spec.action, Box),
+        layer_norm=layer_norm,
     )
+
+
+def _policy_and_value(config: Config, spec: EnvSpec, policy: Policy) -> nn.Module:
+    if ":" not in config.network:
+        return ActorCritic(
+            policy_size=policy.size,
+            hidden_sizes=config.hidden_sizes,
+            features=_torso(config, spec),
+            shared=config.shared_torso,
+            state_independent_std=isinstance(spec.action, Box),
+        )
+    try:
+        return _import(config.network)(policy_size=policy.size)
+    except TypeError as error:
+        raise UserError(
+            f"network {config.network} cannot be made with policy_size={policy.size}: {error}; "
+            "it should be a flax module whose one required field is policy_size: int"
+        ) from error
 
 
 def _import(name: str) -> Callable[..., nn.Module]:
@@ -138,22 +238,36 @@ class Torso(nn.Module):
     """Observations to features: a small convolution for images, then dense layers."""
 
     hidden_sizes: tuple[int, ...]
-    activation: str
-    convolve: bool
-    observation_rank: int
+    features: Features
 
     @nn.compact
     def __call__(self, obs: Array) -> Array:
-        act = _ACTIVATIONS[self.activation]
+        def act(x: Array) -> Array:
+            return _ACTIVATIONS[self.features.activation](
+                nn.LayerNorm()(x) if self.features.layer_norm else x
+            )
+
         x = obs.astype(jnp.float32)
         if obs.dtype == jnp.uint8:
             x = x / 255.0
-        if self.convolve:
+        if self.features.convolve:
             x = act(nn.Conv(16, (3, 3), kernel_init=orthogonal(math.sqrt(2)))(x))
-        x = x.reshape(*x.shape[: x.ndim - self.observation_rank], -1)
+        x = x.reshape(*x.shape[: x.ndim - self.features.observation_rank], -1)
         for size in self.hidden_sizes:
             x = act(nn.Dense(size, kernel_init=orthogonal(math.sqrt(2)))(x))
         return x
+
+
+def _dense(size: int, gain: float, name: str) -> nn.Dense:
+    return nn.Dense(size, kernel_init=orthogonal(gain), name=name)
+
+
+def _policy_head(module: ActorCritic | RecurrentActorCritic, x: Array) -> Array:
+    if not module.state_independent_std:
+        return _dense(module.policy_size, 0.01, "policy")(x)
+    mean = _dense(module.policy_size // 2, 0.01, "policy")(x)
+    log_std = module.param("log_std", zeros_init(), (module.policy_size // 2,))
+    return jnp.concatenate([mean, jnp.broadcast_to(log_std, mean.shape)], -1)
 
 
 class ActorCritic(nn.Module):
@@ -161,27 +275,74 @@ class ActorCritic(nn.Module):
     "The 37 implementation details of PPO" (√2 hidden, 0.01 policy, 1 value)."""
 
     policy_size: int
-    hidden_sizes: tuple[int, ...] = (64, 64)
-    activation: str = "tanh"
+    hidden_sizes: tuple[int, ...]
+    features: Features
     shared: bool = False
-    convolve: bool = False
-    observation_rank: int = 1
     state_independent_std: bool = False
 
     @nn.compact
     def __call__(self, obs: Array) -> tuple[Array, Array]:
-        torso = (self.hidden_sizes, self.activation, self.convolve, self.observation_rank)
+        torso = (self.hidden_sizes, self.features)
         actor = Torso(*torso, name="torso" if self.shared else "actor")(obs)
         critic = actor if self.shared else Torso(*torso, name="critic")(obs)
-        value = nn.Dense(1, kernel_init=orthogonal(1.0), name="value")(critic)[..., 0]
-        if not self.state_independent_std:
-            return nn.Dense(self.policy_size, kernel_init=orthogonal(0.01), name="policy")(
-                actor
-            ), value
-        size = self.policy_size // 2
-        mean = nn.Dense(size, kernel_init=orthogonal(0.01), name="policy")(actor)
-        log_std = self.param("log_std", zeros_init(), (size,))
-        return jnp.concatenate([mean, jnp.broadcast_to(log_std, mean.shape)], -1), value
+        value = _dense(1, 1.0, "value")(critic)[..., 0]
+        return _policy_head(self, actor), value
+
+
+class RecurrentActorCritic(nn.Module):
+    """Policy and value on one torso, whose last layer is a GRU (https://arxiv.org/abs/1406.1078).
+
+    Called with the memory ``[B, n]`` before the first of the observations ``[T, B, ...]``.
+    """
+
+    policy_size: int
+    hidden_sizes: tuple[int, ...]
+    features: Features
+    state_independent_std: bool = False
+
+    @nn.compact
+    def __call__(
+        self, carry: Array, obs: Array, is_first: Array
+    ) -> tuple[Array, tuple[Array, Array]]:
+        x = Torso(self.hidden_sizes[:-1], self.features, name="torso")(obs)
+        cell = nn.GRUCell(self.hidden_sizes[-1], name="memory")
+
+        def step(cell: nn.GRUCell, carry: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
+            features, is_first = now
+            return cell(jnp.where(is_first[..., None], 0.0, carry), features)
+
+        unroll = nn.scan(step, variable_broadcast="params", split_rngs={"params": False})
+        carry, remembered = unroll(cell, carry, (x, is_first))
+        value = _dense(1, 1.0, "value")(remembered)[..., 0]
+        return carry, (_policy_head(self, remembered), value)
+
+
+class ActionValues(nn.Module):
+    """The value of each action; where it is dueling, the last layer is there twice, for the
+    value and for the advantages."""
+
+    num_actions: int
+    hidden_sizes: tuple[int, ...]
+    features: Features
+    dueling: bool = False
+
+    @nn.compact
+    def __call__(self, obs: Array) -> Array:
+        if not self.dueling:
+            x = Torso(self.hidden_sizes, self.features, name="torso")(obs)
+            return _dense(self.num_actions, 1.0, "action_values")(x)
+        *common, last = self.hidden_sizes
+        x = Torso(tuple(common), self.features, name="torso")(obs)
+        stream = (last,), self.features._replace(convolve=False, observation_rank=1)
+        value = _dense(1, 1.0, "value")(Torso(*stream, name="value_stream")(x))
+        advantage = _dense(self.num_actions, 1.0, "advantage")(
+            Torso(*stream, name="advantage_stream")(x)
+        )
+        return _duel(value[..., 0], advantage)
+
+
+def _duel(value: Array, advantage: Array) -> Array:
+    return value[..., None] + advantage - advantage.mean(-1, keepdims=True)
 
 
 # --- policies -------------------------------------------------------------------------------

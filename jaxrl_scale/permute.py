@@ -12,7 +12,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_scale.types import Array, Key
+from jaxrl_scale.types import Array, Key, Pool
 
 _ROUNDS = 12
 
@@ -30,6 +30,19 @@ def permutation(key: Key, n: int, count: int) -> Array:
             index,
         )
     return index.astype(jnp.int32)
+
+
+def minibatches(pool: Pool, key: Key, n: int, epochs: int, count: int) -> Array:
+    """Indices that cut the ``n`` samples of each shard into ``count`` random minibatches an
+    epoch, ``[S, epochs, count, n // count]`` int32.
+
+    Samples are permuted within their shard, so that the same ones meet in a minibatch whatever
+    the number of devices.
+    """
+    orders = pool.map(
+        lambda index: permutation(jax.random.fold_in(key, index), n, epochs), pool.shard_index()
+    )
+    return orders.reshape(-1, epochs, count, n // count)
 
 
 def _feistel(x: Array, round_keys: Array, bits: int) -> Array:

@@ -10,6 +10,7 @@ import resource
 import sys
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, TypedDict
 
 import jax
@@ -214,3 +215,13 @@ def peak_memory_mb(device: jax.Device) -> float:
         return stats["peak_bytes_in_use"] / 1024**2
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 1024**2 if sys.platform == "darwin" else peak / 1024
+
+
+def free_memory(devices: Sequence[jax.Device]) -> int:
+    """Bytes that a state on these devices of this process may take."""
+    stats = [device.memory_stats() or {} for device in devices]
+    if all("bytes_limit" in each for each in stats):
+        return sum(each["bytes_limit"] - each["bytes_in_use"] for each in stats)
+    import psutil
+
+    return psutil.virtual_memory().available

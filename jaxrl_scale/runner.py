@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
@@ -119,8 +121,9 @@ class Runner:
         compile, seeds = self.placement.compile, self._seeds()
         with ThreadPoolExecutor(1) as pool:
             compiled_init = pool.submit(compile, self._init, seeds, once=True)
-            state = self.placement.shapes(self._init, seeds)
-            self._compiled_step = compile(self._step, state, self._flags(False), donate=(0,))
+            self._compiled_step = compile(
+                self._step, self._placed_shapes, self._flags(False), donate=(0,)
+            )
             self._compiled_init = compiled_init.result()
 
     def _init(self, seeds: Array) -> State:
@@ -174,12 +177,23 @@ class Runner:
         columns |= dict(zip(self._int_names, packed["ints"].T, strict=True))
         return state, columns, bool(first_on_host(stops))
 
+    @property
+    def state_bytes(self) -> int:
+        """Memory of the state on all devices of this process."""
+        return sum(
+            math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(self._placed_shapes)
+        )
+
+    @cached_property
+    def _placed_shapes(self) -> State:
+        return self.placement.shapes(self._init, self._seeds())
+
     # --- to and from the host ---------------------------------------------------------------
 
     def abstract_state(self) -> State:
         """Shapes and dtypes of the canonical state, ``shared [P, …]``, ``local [P, S, …]``."""
         P, S = self.config.num_seeds, self.config.num_shards
-        placed = self.placement.shapes(self._init, self._seeds())
+        placed = self._placed_shapes
 
         def like(x: jax.ShapeDtypeStruct, *shape: int) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(shape, x.dtype)

@@ -28,13 +28,13 @@ from typing import Any
 import jax
 
 from jaxrl_scale import config as cfg
-from jaxrl_scale import distributed, networks, run_directory
+from jaxrl_scale import distributed, run_directory
 from jaxrl_scale.checkpoint import Checkpoints
 from jaxrl_scale.config import Config, Launch
 from jaxrl_scale.evaluate import Agent, Evaluator, load, summarize
 from jaxrl_scale.hosts import Hosts, find, join
 from jaxrl_scale.metrics import Metrics, Summary, read_rows
-from jaxrl_scale.progress import Clock, Progress, peak_memory_mb
+from jaxrl_scale.progress import Clock, Progress, free_memory, peak_memory_mb
 from jaxrl_scale.runner import Runner
 from jaxrl_scale.terminal import Terminal
 from jaxrl_scale.types import UserError
@@ -108,8 +108,8 @@ def _train(config: Config, name: str, resume: str | Path | None, clock: Clock, h
     check_alike(config, resume, hosts)
     placement = distributed.initialize(config, hosts)  # before the environment runs
     env = cfg.make_env(config)
-    networks.check(networks.make(config, env.spec), env.spec, config.network)
     runner = Runner(config, env, placement)
+    state_memory = check_memory(runner)
     leader = hosts.leader  # it alone writes, apart from checkpoints
     with ExitStack() as leave:
         # --- set up: loggers and orbax import their libraries while XLA compiles ------------
@@ -147,7 +147,8 @@ def _train(config: Config, name: str, resume: str | Path | None, clock: Clock, h
         last = config.num_iterations
         terminal.start(
             f"{name}: {env.spec.id}, {config.algo.name}, {last:,} iterations of "
-            f"{config.steps_per_iteration:,} steps, {placement.describe()}; in {run.path}"
+            f"{config.steps_per_iteration:,} steps, {placement.describe()}, "
+            f"a state of {state_memory}; in {run.path}"
             + (f", resumed at iteration {iteration}" if resume else ""),
             iteration,
         )
@@ -279,6 +280,34 @@ def _train(config: Config, name: str, resume: str | Path | None, clock: Clock, h
         ]  # nobody leaves before all have ended well
         hosts.close()
     return Run(run.path, config, summary, status)
+
+
+def check_memory(runner: Runner) -> str:
+    """The size of this process's state, for people; `UserError` where it does not fit.
+
+    On CPUs it is there twice while it is saved: a checkpoint is written from a copy.
+    """
+    devices = runner.placement.at_hand
+    needed, free = runner.state_bytes, free_memory(devices)
+    copies = 2 if devices[0].platform == "cpu" else 1
+    if needed * copies > free:
+        hint = "num_envs" if not hasattr(runner.config.algo, "replay_size") else "algo.replay_size"
+        raise UserError(
+            f"the state of this run takes {_size(needed)}"
+            + (", and as much again while it is saved" if copies == 2 else "")
+            + f", but {_size(free)} of memory is free; with {free / needed / copies:.0%} of its "
+            f"{hint} it would fit"
+        )
+    return _size(needed)
+
+
+def _size(number: float) -> str:
+    """Bytes for people: ``4.2 MB``."""
+    for unit in ("bytes", "KB", "MB"):
+        if number < 1000:
+            return f"{number:.3g} {unit}"
+        number /= 1000
+    return f"{number:,.1f} GB"
 
 
 def compile_once(runner: Runner, hosts: Hosts) -> None:

@@ -533,7 +533,7 @@ def test_a_network_that_does_not_fit_is_refused(network, said):
     chosen = loaded(f"--network={network}")
     spec = envs.make(chosen.env).spec
     with pytest.raises(UserError, match=said) as caught:
-        networks.check(networks.make(chosen, spec), spec, network)
+        networks.make(chosen, spec)
     assert "\n" not in str(caught.value)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from running import run, runner_of, small
 
-from jaxrl_scale import networks
+from jaxrl_scale import networks, optimizer
 from jaxrl_scale.algos import ppo
 from jaxrl_scale.config import Config
 from jaxrl_scale.distributed import local_pool
@@ -182,8 +182,9 @@ def test_a_target_kl_ends_an_iterations_updates():
     [("constant", [1.0, 1.0, 1.0]), ("linear", [1.0, 0.5, 0.0]), ("cosine", [1.0, 0.5, 0.0])],
 )
 def test_learning_rate_schedules(schedule, expected):
-    own = ppo.Config(lr_schedule=schedule)
-    rates = [float(ppo.scheduled(own, jnp.float32(1.0), jnp.float32(p))) for p in (0, 0.5, 1)]
+    rates = [
+        float(optimizer.scheduled(schedule, jnp.float32(1.0), jnp.float32(p))) for p in (0, 0.5, 1)
+    ]
     np.testing.assert_allclose(rates, expected, atol=1e-6)
 
 

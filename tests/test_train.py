@@ -88,7 +88,7 @@ def test_a_run_prints_plain_lines_and_nothing_on_standard_error(reference):
     lines = done.out.splitlines()
     assert re.fullmatch(
         r"CartPole-v1: CartPole-v1, ppo, 24 iterations of 256 steps, "
-        r"1 cpu device with 4 shards each, exact sums; in \S+reference",
+        r"1 cpu device with 4 shards each, exact sums, a state of [\d.]+ KB; in \S+reference",
         lines[0],
     )
     progress = [line for line in lines if re.match(r" *\d+% .* steps/s  return .* left$", line)]

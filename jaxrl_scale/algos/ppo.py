@@ -9,7 +9,7 @@ loop as it is.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +17,8 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 from jaxrl_scale import config as cfg
-from jaxrl_scale import networks, normalize, returns
+from jaxrl_scale import networks, normalize, optimizer, permute, returns
 from jaxrl_scale.config import option
-from jaxrl_scale.permute import permutation
 from jaxrl_scale.types import Algorithm, Array, EnvSpec, Key, Metrics, Pool, PyTree, Rollout
 
 
@@ -30,7 +29,7 @@ class Config:
     name: ClassVar[str] = "ppo"
 
     learning_rate: float = option(3e-4, "Adam's step size", low=0)
-    lr_schedule: Literal["constant", "linear", "cosine"] = option(
+    lr_schedule: optimizer.Schedule = option(
         "linear", "learning rate over the run, from learning_rate towards 0"
     )
     gamma: float = option(0.99, "discount", low=0, high=1)
@@ -61,9 +60,9 @@ class Config:
 
 STEP_METRICS = (
     *("loss", "policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction"),
-    *("grad_norm", "updates"),
+    "grad_norm",
 )
-"""Of every gradient step; reported as means over an iteration (``updates`` as their number)."""
+"""Of every gradient step; reported as means over those of an iteration."""
 
 
 class Hyper(NamedTuple):
@@ -146,27 +145,14 @@ def loss(
     return total, {"loss": total, **sums}
 
 
-def scheduled(config: Config, learning_rate: Array, progress: Array) -> Array:
-    """The learning rate after ``progress`` (0 to 1) of the run."""
-    if config.lr_schedule == "linear":
-        return learning_rate * (1 - progress)
-    if config.lr_schedule == "cosine":
-        return learning_rate * 0.5 * (1 + jnp.cos(jnp.pi * progress))
-    return learning_rate
-
-
 def make(config: cfg.Config, spec: EnvSpec, pool: Pool) -> Algorithm:
     """PPO for one environment, on whatever shards ``pool`` stands for."""
     own: Config = config.algo
     network = networks.make(config, spec)
     num_minibatches = config.steps_per_iteration // own.minibatch_size
 
-    def optimizer(hyper: Hyper, learning_rate: Array) -> optax.GradientTransformation:
-        return optax.chain(
-            optax.clip_by_global_norm(hyper.max_grad_norm),
-            optax.scale_by_adam(eps=hyper.adam_epsilon),
-            optax.scale(-learning_rate),
-        )
+    def adam(hyper: Hyper, learning_rate: Array) -> optax.GradientTransformation:
+        return optimizer.adam(learning_rate, hyper.adam_epsilon, hyper.max_grad_norm)
 
     def init_shared(key: Key) -> Shared:
         target_kl = jnp.inf if own.target_kl is None else own.target_kl
@@ -176,7 +162,7 @@ def make(config: cfg.Config, spec: EnvSpec, pool: Pool) -> Algorithm:
         return Shared(
             hyper=hyper,
             params=params,
-            optimizer=optimizer(hyper, hyper.learning_rate).init(ravel_pytree(params)[0]),
+            optimizer=adam(hyper, hyper.learning_rate).init(ravel_pytree(params)[0]),
             iteration=jnp.zeros((), jnp.int32),
             observation=normalize.init_statistics(spec.observation_shape),
             discounted=normalize.init_statistics(),
@@ -255,11 +241,7 @@ def make(config: cfg.Config, spec: EnvSpec, pool: Pool) -> Algorithm:
         samples = pool.map(shard_samples, rollout, reward)  # [S, n, ...]
         n = samples.valid.shape[1]
 
-        # Within a shard, so that the same samples meet whatever the number of devices.
-        orders = pool.map(
-            lambda index: permutation(jax.random.fold_in(key, index), n, own.epochs),
-            pool.shard_index(),
-        ).reshape(-1, own.epochs, num_minibatches, n // num_minibatches)
+        orders = permute.minibatches(pool, key, n, own.epochs, num_minibatches)
 
         # Advantages do not change within an iteration, so the moments of all its minibatches
         # travel together, [epochs, num_minibatches].
@@ -274,54 +256,52 @@ def make(config: cfg.Config, spec: EnvSpec, pool: Pool) -> Algorithm:
         scale = 1 / (jnp.sqrt(variance) + 1e-8)
 
         progress = shared.iteration / config.num_iterations
-        learning_rate = scheduled(own, hyper.learning_rate, progress)
-        optimize = optimizer(hyper, learning_rate)
+        learning_rate = optimizer.scheduled(own.lr_schedule, hyper.learning_rate, progress)
+        optimize = adam(hyper, learning_rate)
         flat_params, unravel = ravel_pytree(shared.params)
 
-        def gradient_step(moving: tuple, minibatch: tuple) -> tuple[tuple, Array]:
-            flat_params, optimizer_state, stopped = moving
-            shuffled, index, count, mean, scale = minibatch
-            share = 1 / jnp.maximum(count, 1)
+        def gradient_step(moving: tuple) -> tuple:
+            step, flat_params, optimizer_state, _, totals = moving
+            at = step // num_minibatches, step % num_minibatches
+            share = 1 / jnp.maximum(count[at], 1)
 
             def shard_loss(flat_params: Array, batch: Samples) -> tuple[Array, Any]:
-                batch = batch._replace(advantage=(batch.advantage - mean) * scale)
+                batch = batch._replace(advantage=(batch.advantage - mean[at]) * scale[at])
                 total, sums = loss(network, own, hyper, unravel(flat_params), batch)
                 return total * share, jax.tree.map(lambda x: x * share, sums)
 
-            batch = jax.tree.map(lambda x: x[:, index], shuffled)
+            batch = jax.vmap(lambda samples, order: jax.tree.map(lambda x: x[order[at]], samples))(
+                samples, orders
+            )  # [S, m, ...]
             gradient, metrics = pool.grad(shard_loss, flat_params, batch)
             metrics["grad_norm"] = optax.tree.norm(gradient)
-            step, next_state = optimize.update(gradient, optimizer_state)
-            moved = (flat_params + step, next_state)
-            if own.target_kl is not None:  # masks, never leaves early
-                stopped = stopped | (metrics["approx_kl"] > 1.5 * hyper.target_kl)
+            change, next_state = optimize.update(gradient, optimizer_state)
+            moved = (flat_params + change, next_state)
+            stopped = jnp.zeros((), bool)
+            if own.target_kl is not None:  # equal on all devices, so all leave the loop together
+                stopped = metrics["approx_kl"] > 1.5 * hyper.target_kl
                 moved = jax.tree.map(
                     lambda new, old: jnp.where(stopped, old, new),
                     moved,
                     (flat_params, optimizer_state),
                 )
-            metrics["updates"] = (~stopped).astype(jnp.float32)
             # One array instead of eight: each would be a loop's output of its own to compile.
-            return (*moved, stopped), jnp.stack([metrics[name] for name in STEP_METRICS])
+            totals = totals + jnp.stack([metrics[name] for name in STEP_METRICS])
+            return (step + 1, *moved, stopped, totals)
 
-        def epoch(moving: tuple, this: tuple) -> tuple[tuple, Array]:
-            order, *moments = this
-            shuffled = pool.map(
-                lambda samples, order: jax.tree.map(lambda x: x[order], samples), samples, order
-            )  # [S, num_minibatches, m, ...]
-            return jax.lax.scan(
-                lambda moving, this: gradient_step(moving, (shuffled, *this)),
-                moving,
-                (jnp.arange(num_minibatches), *moments),
-            )
-
-        (flat_params, optimizer_state, _), steps = jax.lax.scan(
-            epoch,
-            (flat_params, shared.optimizer, jnp.zeros((), bool)),
-            (jnp.moveaxis(orders, 0, 1), count, mean, scale),
+        steps, flat_params, optimizer_state, stopped, totals = jax.lax.while_loop(
+            lambda moving: (moving[0] < own.epochs * num_minibatches) & ~moving[3],
+            gradient_step,
+            (
+                jnp.zeros((), jnp.int32),
+                flat_params,
+                shared.optimizer,
+                jnp.zeros((), bool),
+                jnp.zeros(len(STEP_METRICS)),
+            ),
         )
-        metrics = dict(zip(STEP_METRICS, steps.mean((0, 1)), strict=True))
-        metrics["updates"] = steps[..., STEP_METRICS.index("updates")].sum()
+        metrics = dict(zip(STEP_METRICS, totals / steps, strict=True))
+        metrics["updates"] = (steps - stopped).astype(jnp.float32)
         metrics["learning_rate"] = learning_rate
         metrics["param_norm"] = optax.tree.norm(flat_params)  # tells when they are not finite
         metrics["explained_variance"] = explained_variance(pool, samples)
