@@ -1,9 +1,11 @@
 """Eight CPU devices for every test, so that pmap and shards are always exercised."""
 
 import gc
+import re
 
 import jax
 import pytest
+from processes import World
 
 jax.config.update("jax_num_cpu_devices", 8)
 
@@ -14,3 +16,16 @@ def forget_compiled_programs():
     yield
     jax.clear_caches()
     gc.collect()
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """Where a module's processes run; compiled programs are all modules' together."""
+    cache = tmp_path_factory.getbasetemp() / "compiled"
+    return World(tmp_path_factory.mktemp("world"), cache)
+
+
+@pytest.fixture
+def path(world, request):
+    """A folder for the test, not yet there."""
+    return world.folder / re.sub(r"\W", "_", request.node.name)

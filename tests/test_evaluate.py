@@ -9,7 +9,7 @@ import sys
 import jax
 import numpy as np
 import pytest
-from processes import PATIENCE, SMALL, World, summary, well
+from processes import PATIENCE, SMALL, summary, well
 from scipy import stats
 
 from jaxrl_scale import config as cfg
@@ -19,12 +19,6 @@ from jaxrl_scale.runner import Runner
 from jaxrl_scale.types import UserError
 
 EPISODES = str(SMALL["eval_episodes"])
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    cache = tmp_path_factory.getbasetemp() / "compiled"
-    return World(tmp_path_factory.mktemp("world"), cache)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,6 @@ import lab
 import pytest
 from processes import (
     PATIENCE,
-    World,
     assert_same_bits,
     assert_same_run,
     ended,
@@ -35,22 +34,11 @@ HEARTBEAT = 6.0  # seconds; short, for tests that wait for it
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    cache = tmp_path_factory.getbasetemp() / "compiled"
-    return World(tmp_path_factory.mktemp("hosts"), cache)
-
-
-@pytest.fixture(scope="module")
 def reference(world):
     """One process on one device, undisturbed."""
     path = world.folder / "reference"
     world.train_well(path)
     return path
-
-
-@pytest.fixture
-def path(world, request):
-    return world.folder / re.sub(r"\W", "_", request.node.name)
 
 
 # --- finding the others ---------------------------------------------------------------------

@@ -19,21 +19,10 @@ DONE, MISTAKE, STOPPED, IO_ERROR = 0, 2, 75, 74
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    cache = tmp_path_factory.getbasetemp() / "compiled"
-    return World(tmp_path_factory.mktemp("launched"), cache)
-
-
-@pytest.fixture(scope="module")
 def reference(world):
     """The run of one process that nothing interrupted."""
     world.train_well(world.folder / "reference")
     return world.folder / "reference"
-
-
-@pytest.fixture
-def path(world, request):
-    return world.folder / re.sub(r"\W", "_", request.node.name)
 
 
 @pytest.fixture(scope="module")

@@ -42,23 +42,12 @@ STOPPED, NOT_FINITE, MISTAKE, IO_ERROR = 75, 3, 2, 74
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    cache = tmp_path_factory.getbasetemp() / "compiled"
-    return World(tmp_path_factory.mktemp("world"), cache)
-
-
-@pytest.fixture(scope="module")
 def reference(world):
     """A run on one device that nothing interrupted, and what it printed."""
     path = world.folder / "reference"
     started = time.time()
     done = world.train_well(path, "--target_return", 15)
     return path, done, started, time.time()
-
-
-@pytest.fixture
-def path(world, request):
-    return world.folder / re.sub(r"\W", "_", request.node.name)
 
 
 def newest(run_dir: Path) -> int:
