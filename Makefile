@@ -61,7 +61,7 @@ train: $(stamp) ## train CONFIG; installs what it needs the first time
 	@.venv/bin/python -m jaxrl_scale.train --config $(CONFIG) $(ARGS)
 
 test: lint ## lint, then run the tests
-	@.venv/bin/python -m pytest $(ARGS)
+	@.venv/bin/python -m pytest --numprocesses=2 --dist=loadfile $(ARGS)
 
 lint: $(stamp) ## ruff and mypy
 	@.venv/bin/python -m ruff check --quiet .

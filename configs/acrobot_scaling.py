@@ -1,6 +1,6 @@
 """Acrobot-v1 with PPO, for the study of many environments (benchmarks/scaling.md).
 
-    python -m jaxrl_scale.scaling --config configs/acrobot_scaling.py --num_envs=8,80,368,1024
+    python -m jaxrl_scale.scaling --config configs/acrobot_scaling.py --num_envs=8,80,368
 
 One set of numbers from 8 environments to thousands: 40 iterations suffice with 8. An iteration of
 4,096 makes 512 times as many gradient steps. Before the first episode has ended they follow what
