@@ -12,7 +12,7 @@ import optax
 
 from jaxrl_scale.types import Array
 
-Kind = Literal["adam", "radam", "rmsprop"]
+Kind = Literal["adam", "rmsprop"]
 Schedule = Literal["constant", "linear", "cosine"]
 
 
@@ -30,15 +30,13 @@ def adam(
 def make(
     kind: Kind, learning_rate: Array, epsilon: Array, max_grad_norm: Array
 ) -> optax.GradientTransformation:
-    """An optimiser by name behind a clip of the gradient's norm. ``rmsprop`` is what A2C and
-    IMPALA were published with, ``radam`` (https://arxiv.org/abs/1908.03265) what PQN was."""
-    scale_by: dict[Kind, optax.GradientTransformation] = {
-        "adam": optax.scale_by_adam(eps=epsilon),
-        "radam": optax.scale_by_radam(eps=epsilon),
-        "rmsprop": optax.scale_by_rms(decay=0.99, eps=epsilon),
-    }
+    """An optimiser by name; ``rmsprop`` is what A2C and IMPALA were published with."""
+    if kind == "adam":
+        return adam(learning_rate, epsilon, max_grad_norm)
     return optax.chain(
-        optax.clip_by_global_norm(max_grad_norm), scale_by[kind], optax.scale(-learning_rate)
+        optax.clip_by_global_norm(max_grad_norm),
+        optax.scale_by_rms(decay=0.99, eps=epsilon),
+        optax.scale(-learning_rate),
     )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_scale.types import Array
+from jaxrl_scale import normalize
+from jaxrl_scale.types import Array, Pool, Rollout
 
 
 def gae(
@@ -67,3 +68,113 @@ def running_discounted_return(
 
     carried, totals = jax.lax.scan(forward, start, (reward, ended))
     return totals, carried
+
+
+def lambda_returns(
+    value: Array,
+    reward: Array,
+    terminated: Array,
+    truncated: Array,
+    valid: Array,
+    gamma: Array | float,
+    return_lambda: Array | float,
+) -> Array:
+    """λ-returns, https://arxiv.org/abs/2407.04811 (PQN), section 3.
+
+    ``G[t] = r[t] + gamma * ((1 - λ) * value[t + 1] + λ * G[t + 1])``; the reward alone where
+    the task ended, ``r[t] + gamma * value[t + 1]`` where the episode was cut and at the
+    rollout's end. Less ``value[t]`` this is the recursion of `gae`.
+
+    Args:
+      value: ``max_a Q(obs[t], a)`` for Q-learning, ``[T + 1, B]``.
+      reward, terminated, truncated, valid: ``[T, B]``; see `jaxrl_scale.types.Rollout`.
+      gamma, return_lambda: scalars.
+
+    Returns:
+      Targets ``[T, B]``; the value itself where ``valid`` is False.
+    """
+    return value[:-1] + gae(value, reward, terminated, truncated, valid, gamma, return_lambda)
+
+
+def vtrace(
+    value: Array,
+    ratio: Array,
+    reward: Array,
+    terminated: Array,
+    truncated: Array,
+    valid: Array,
+    gamma: Array | float,
+    vtrace_lambda: Array | float,
+    rho_clip: Array | float,
+    c_clip: Array | float,
+) -> tuple[Array, Array]:
+    """V-trace, https://arxiv.org/abs/1802.01561: values and advantages of the current policy
+    from steps that another one took.
+
+    With ``ρ = min(rho_clip, ratio)``, ``c = λ min(c_clip, ratio)`` and the temporal difference
+    ``δ[t] = r[t] + gamma * V[t + 1] - V[t]`` the targets are (equation 1 and remark 1)
+    ``v[t] = V[t] + ρ[t] δ[t] + gamma * c[t] * (v[t + 1] - V[t + 1])``, and the advantages
+    ``ρ[t] * (r[t] + gamma * q[t + 1] - V[t])`` (section 4.2), where ``q = λ v + (1 - λ) V`` as
+    in rlax, so that with ratios of 1 both are those of `gae`; the paper has λ = 1.
+
+    Args:
+      value: ``V(obs[t])`` of the current parameters, ``[T + 1, B]``.
+      ratio: current over acting policy's probability of the action, ``[T, B]``.
+      reward, terminated, truncated, valid: ``[T, B]``; see `jaxrl_scale.types.Rollout`.
+      gamma: scalar, or a discount of each step, ``[T, B]``.
+      vtrace_lambda, rho_clip, c_clip: scalars.
+
+    Returns:
+      Targets ``[T, B]``, the value itself where ``valid`` is False, and advantages ``[T, B]``,
+      0 there.
+    """
+    runs_on = ~(terminated | truncated) & valid
+    rho, c = jnp.minimum(rho_clip, ratio), vtrace_lambda * jnp.minimum(c_clip, ratio)
+    bootstrap = jnp.where(terminated, 0.0, value[1:])
+    delta = jnp.where(valid, reward + gamma * bootstrap - value[:-1], 0.0)
+    discount = jnp.where(runs_on, gamma, 0.0)
+
+    def backward(excess_tp1: Array, step: tuple[Array, ...]) -> tuple[Array, Array]:
+        """``excess = v - V``."""
+        rho_delta_t, decay_t = step
+        excess_t = rho_delta_t + decay_t * excess_tp1
+        return excess_t, excess_t
+
+    _, excess = jax.lax.scan(
+        backward, jnp.zeros_like(delta[0]), (rho * delta, discount * c), reverse=True
+    )
+    excess_tp1 = jnp.concatenate([excess[1:], jnp.zeros_like(excess[:1])])
+    return value[:-1] + excess, rho * (delta + discount * vtrace_lambda * excess_tp1)
+
+
+# --- over all shards ------------------------------------------------------------------------
+
+
+def scale_rewards(
+    pool: Pool,
+    running: Array,
+    statistics: normalize.Statistics,
+    rollout: Rollout,
+    gamma: Array,
+) -> tuple[Array, Array, normalize.Statistics]:
+    """Rewards divided by the deviation of the running discounted return.
+
+    Args:
+      running: the discounted returns so far of the episodes at hand, ``[S, B]``.
+      statistics: of the discounted returns of all steps so far.
+      rollout: ``[S, T, B]``.
+
+    Returns:
+      Rewards ``[S, T, B]``, and ``running`` and ``statistics`` to carry on.
+    """
+    totals, running = pool.map(
+        lambda start, reward, ended: running_discounted_return(start, reward, ended, gamma),
+        running,
+        rollout.reward,
+        rollout.terminated | rollout.truncated,
+    )
+    # Nothing acts on scaled rewards, so this rollout's own moments may count already.
+    seen = normalize.pooled_moments(pool, totals, rollout.valid)
+    statistics = normalize.merge(statistics, *seen)
+    scale = 1 / jnp.sqrt(statistics.variance + 1e-8)
+    return pool.map(lambda reward: reward * scale, rollout.reward), running, statistics

@@ -63,17 +63,18 @@ def twin_loss(policy, value, batch, continuous, clip_value):
 def test_the_loss_equals_its_slow_twin(action, clip_value):
     rng = np.random.default_rng(0)
     continuous = isinstance(action, Box)
-    spec = EnvSpec("twin", (5,), action)
-    network = networks.make(Config(hidden_sizes=(8,)), spec)
+    network = ppo.make_network(Config(hidden_sizes=(8,)), EnvSpec("twin", (5,), action))
     params = jax.tree.map(
         lambda x: jnp.asarray(rng.normal(0, 0.5, x.shape), jnp.float32),
         network.init(jax.random.key(0)),
     )
     n = 64
     obs = rng.normal(size=(n, 5)).astype(np.float32)
-    policy, value = map(np.asarray, network.apply(params, obs))
+    policy, value = map(np.asarray, network.apply(params, (), obs, None)[1])
     batch = ppo.Samples(
+        carry=(),
         obs=obs,
+        is_first=np.zeros(n, bool),
         action=rng.normal(size=(n, 2)).astype(np.float32) if continuous else rng.integers(0, 3, n),
         log_prob=rng.normal(-1.5, 0.5, n).astype(np.float32),
         value=(value + rng.normal(0, 0.5, n)).astype(np.float32),
@@ -82,13 +83,8 @@ def test_the_loss_equals_its_slow_twin(action, clip_value):
         valid=rng.random(n) < 0.8,
     )
     expected = twin_loss(policy, value, batch, continuous, clip_value)
-    total, sums = ppo.loss(
-        network,
-        ppo.Config(clip_value=clip_value),
-        hyper(),
-        params,
-        jax.tree.map(jnp.asarray, batch),
-    )
+    sequences = jax.tree.map(lambda x: jnp.asarray(x)[None], batch)  # of one step each
+    total, sums = ppo.loss(network, ppo.Config(clip_value=clip_value), hyper(), params, sequences)
     assert 0 < expected["clip_fraction"] < n  # both branches are exercised
     assert float(total) == pytest.approx(expected["loss"], rel=1e-4)
     for name, number in expected.items():

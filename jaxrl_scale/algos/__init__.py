@@ -7,7 +7,7 @@ from types import ModuleType
 
 from jaxrl_scale.types import UserError
 
-_NAMES = ("ppo",)
+_NAMES = ("ppo", "a2c", "impala", "pqn", "dqn", "apex")
 
 
 def names() -> tuple[str, ...]:

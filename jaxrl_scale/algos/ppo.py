@@ -4,6 +4,8 @@ Everything that is averaged (gradients, advantage moments, losses, observation s
 a sum and a count over all shards of all devices, so the number of devices changes nothing.
 Minibatches have a fixed *size*: growing ``num_envs`` grows their number and leaves the inner
 loop as it is.
+
+A recurrent policy learns from whole sequences: the rollout of one environment is one sample.
 """
 
 from __future__ import annotations
@@ -19,7 +21,17 @@ from jax.flatten_util import ravel_pytree
 from jaxrl_scale import config as cfg
 from jaxrl_scale import networks, normalize, optimizer, permute, returns
 from jaxrl_scale.config import option
-from jaxrl_scale.types import Algorithm, Array, EnvSpec, Key, Metrics, Pool, PyTree, Rollout
+from jaxrl_scale.types import (
+    Algorithm,
+    Array,
+    EnvSpec,
+    Key,
+    Metrics,
+    Pool,
+    PyTree,
+    Rollout,
+    UserError,
+)
 
 
 @dataclass(frozen=True)
@@ -28,6 +40,9 @@ class Config:
 
     name: ClassVar[str] = "ppo"
 
+    recurrent: bool = option(
+        False, "a GRU as the last hidden layer, for policy and value; minibatches of whole rollouts"
+    )
     learning_rate: float = option(3e-4, "Adam's step size", low=0)
     lr_schedule: optimizer.Schedule = option(
         "linear", "learning rate over the run, from learning_rate towards 0"
@@ -55,7 +70,29 @@ class Config:
         return self.lr_schedule != "constant"
 
     def check(self, config: cfg.Config) -> None:
+        if self.recurrent:
+            _check_sequences(config, self.minibatch_size)
         cfg.check_minibatches(config, self.minibatch_size)
+
+
+def _check_sequences(config: cfg.Config, minibatch_size: int) -> None:
+    """Check that a minibatch is of whole sequences, equally many of every shard."""
+    if not config.hidden_sizes:
+        raise UserError(
+            "hidden_sizes=() has no layer that algo.recurrent could make a memory; "
+            "try hidden_sizes=64,64"
+        )
+    steps = config.rollout_length * config.num_shards
+    sequences = config.envs_per_shard
+    fitting = [steps * d for d in range(1, sequences + 1) if sequences % d == 0]
+    if minibatch_size not in fitting:
+        near = min(fitting, key=lambda size: abs(size - minibatch_size))
+        raise UserError(
+            f"algo.minibatch_size={minibatch_size}: with algo.recurrent it should be "
+            f"rollout_length * num_shards = {config.rollout_length} * {config.num_shards} = "
+            f"{steps} steps times a divisor of the {sequences} environments of a shard; "
+            f"try algo.minibatch_size={near}"
+        )
 
 
 STEP_METRICS = (
@@ -98,9 +135,13 @@ class Actor(NamedTuple):
 
 
 class Samples(NamedTuple):
-    """What the loss reads of every step, ``[n, ...]``; ``n = T * B`` or a minibatch of it."""
+    """What the loss reads: ``n`` sequences of ``L`` steps, ``[L, n, ...]``. With a memory these
+    are the rollouts of ``n = B`` environments; without one every step is a sequence of its own,
+    ``L = 1`` and ``n = T * B``. A minibatch holds some of the ``n``."""
 
+    carry: PyTree  # [1, n, ...] before the first step; () without a memory
     obs: Array
+    is_first: Array
     action: Array
     log_prob: Array
     value: Array
@@ -110,14 +151,19 @@ class Samples(NamedTuple):
 
 
 def loss(
-    network: networks.Network, config: Config, hyper: Hyper, params: PyTree, batch: Samples
+    network: networks.RecurrentNetwork,
+    config: Config,
+    hyper: Hyper,
+    params: PyTree,
+    batch: Samples,
 ) -> tuple[Array, dict[str, Array]]:
     """The PPO loss and its parts, as *sums* over the valid samples (equation 9 of the paper).
 
     ``batch.advantage`` is already normalised. Divide by the number of valid samples of all
     shards for the mean.
     """
-    policy, value = network.apply(params, batch.obs)
+    carry = jax.tree.map(lambda x: x[0], batch.carry)
+    _, (policy, value) = network.apply(params, carry, batch.obs, batch.is_first)
     log_ratio = network.policy.log_prob(policy, batch.action) - batch.log_prob
     ratio = jnp.exp(log_ratio)
     clipped = jnp.clip(ratio, 1 - hyper.clip_epsilon, 1 + hyper.clip_epsilon)
@@ -145,10 +191,23 @@ def loss(
     return total, {"loss": total, **sums}
 
 
+def make_network(config: cfg.Config, spec: EnvSpec) -> networks.RecurrentNetwork:
+    """The config's network; one without a memory is called like one that has ``()`` for it."""
+    if config.algo.recurrent:
+        return networks.make_recurrent(config, spec)
+    network = networks.make(config, spec)
+    return networks.RecurrentNetwork(
+        init=network.init,
+        init_carry=lambda num_envs: (),
+        apply=lambda params, carry, obs, is_first: (carry, network.apply(params, obs)),
+        policy=network.policy,
+    )
+
+
 def make(config: cfg.Config, spec: EnvSpec, pool: Pool) -> Algorithm:
     """PPO for one environment, on whatever shards ``pool`` stands for."""
     own: Config = config.algo
-    network = networks.make(config, spec)
+    network = make_network(config, spec)
     num_minibatches = config.steps_per_iteration // own.minibatch_size
 
     def adam(hyper: Hyper, learning_rate: Array) -> optax.GradientTransformation:
@@ -174,50 +233,38 @@ def make(config: cfg.Config, spec: EnvSpec, pool: Pool) -> Algorithm:
     def observe(statistics: normalize.Statistics, obs: Array) -> Array:
         return normalize.normalize(statistics, obs) if own.normalize_observations else obs
 
+    def respond(actor: Actor, carry: PyTree, obs: Array, is_first: Array) -> tuple[Array, PyTree]:
+        """What the policy makes of one step, [B, ...], and what it remembers then."""
+        obs = observe(actor.observation, obs)
+        carry, (policy, _) = network.apply(actor.params, carry, obs[None], is_first[None])
+        return policy[0], carry
+
     def act(
         actor: Actor, local: Array, carry: PyTree, obs: Array, is_first: Array, key: Key
     ) -> tuple[Array, PyTree, Array]:
-        policy, _ = network.apply(actor.params, observe(actor.observation, obs))
+        policy, carry = respond(actor, carry, obs, is_first)
         action = network.policy.sample(key, policy)
         return action, carry, network.policy.log_prob(policy, action)
 
     def play(
         actor: Actor, carry: PyTree, obs: Array, is_first: Array, key: Key, greedy: bool
     ) -> tuple[Array, PyTree]:
-        policy, _ = network.apply(actor.params, observe(actor.observation, obs))
+        policy, carry = respond(actor, carry, obs, is_first)
         mode, sample = network.policy.mode, network.policy.sample
         return mode(policy) if greedy else sample(key, policy), carry
-
-    def scale_rewards(
-        shared: Shared, local: Array, rollout: Rollout
-    ) -> tuple[Array, Array, normalize.Statistics]:
-        """Rewards divided by the deviation of the discounted return, [S, T, B]."""
-        if not own.scale_rewards:
-            return rollout.reward, local, shared.discounted
-        totals, local = pool.map(
-            lambda start, reward, ended: returns.running_discounted_return(
-                start, reward, ended, shared.hyper.gamma
-            ),
-            local,
-            rollout.reward,
-            rollout.terminated | rollout.truncated,
-        )
-        # Nothing acts on scaled rewards, so this rollout's own moments may count already.
-        discounted = normalize.merge(
-            shared.discounted, *normalize.pooled_moments(pool, totals, rollout.valid)
-        )
-        scale = 1 / jnp.sqrt(discounted.variance + 1e-8)
-        return pool.map(lambda reward: reward * scale, rollout.reward), local, discounted
 
     def update(
         shared: Shared, local: Array, rollout: Rollout, key: Key
     ) -> tuple[Shared, Array, Metrics]:
-        hyper = shared.hyper
-        reward, local, discounted = scale_rewards(shared, local, rollout)
+        hyper, reward, discounted = shared.hyper, rollout.reward, shared.discounted
+        if own.scale_rewards:
+            reward, local, discounted = returns.scale_rewards(
+                pool, local, discounted, rollout, hyper.gamma
+            )
 
         def shard_samples(rollout: Rollout, reward: Array) -> Samples:
             obs = observe(shared.observation, rollout.obs)
-            _, value = network.apply(shared.params, obs)
+            _, (_, value) = network.apply(shared.params, rollout.carry, obs, rollout.is_first)
             advantage = returns.gae(
                 value,
                 reward,
@@ -228,7 +275,9 @@ def make(config: cfg.Config, spec: EnvSpec, pool: Pool) -> Algorithm:
                 hyper.gae_lambda,
             )
             samples = Samples(
+                carry=jax.tree.map(lambda x: x[None], rollout.carry),
                 obs=obs[:-1],
+                is_first=rollout.is_first[:-1],
                 action=rollout.action,
                 log_prob=rollout.extras,
                 value=value[:-1],
@@ -236,21 +285,23 @@ def make(config: cfg.Config, spec: EnvSpec, pool: Pool) -> Algorithm:
                 target=advantage + value[:-1],
                 valid=rollout.valid,
             )
-            return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), samples)
+            if own.recurrent:
+                return samples
+            return jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), samples)
 
-        samples = pool.map(shard_samples, rollout, reward)  # [S, n, ...]
-        n = samples.valid.shape[1]
+        samples = pool.map(shard_samples, rollout, reward)  # [S, L, n, ...]
+        n = samples.valid.shape[2]
 
         orders = permute.minibatches(pool, key, n, own.epochs, num_minibatches)
 
         # Advantages do not change within an iteration, so the moments of all its minibatches
         # travel together, [epochs, num_minibatches].
         advantage, valid = pool.map(
-            lambda samples, order: (samples.advantage[order], samples.valid[order]),
+            lambda samples, order: (samples.advantage[:, order], samples.valid[:, order]),
             samples,
             orders,
-        )
-        count, mean, variance = normalize.pooled_moments(pool, advantage, valid, axes=(2,))
+        )  # [S, L, epochs, num_minibatches, m]
+        count, mean, variance = normalize.pooled_moments(pool, advantage, valid, axes=(0, 3))
         if not own.normalize_advantages:
             mean, variance = jnp.zeros_like(mean), jnp.ones_like(variance)
         scale = 1 / (jnp.sqrt(variance) + 1e-8)
@@ -270,9 +321,9 @@ def make(config: cfg.Config, spec: EnvSpec, pool: Pool) -> Algorithm:
                 total, sums = loss(network, own, hyper, unravel(flat_params), batch)
                 return total * share, jax.tree.map(lambda x: x * share, sums)
 
-            batch = jax.vmap(lambda samples, order: jax.tree.map(lambda x: x[order[at]], samples))(
-                samples, orders
-            )  # [S, m, ...]
+            batch = jax.vmap(
+                lambda samples, order: jax.tree.map(lambda x: x[:, order[at]], samples)
+            )(samples, orders)  # [S, L, m, ...]
             gradient, metrics = pool.grad(shard_loss, flat_params, batch)
             metrics["grad_norm"] = optax.tree.norm(gradient)
             change, next_state = optimize.update(gradient, optimizer_state)
@@ -323,7 +374,7 @@ def make(config: cfg.Config, spec: EnvSpec, pool: Pool) -> Algorithm:
     return Algorithm(
         init_shared=init_shared,
         init_local=init_local,
-        init_carry=lambda num_envs: (),
+        init_carry=network.init_carry,
         actor=lambda shared: Actor(shared.params, shared.observation),
         act=act,
         play=play,

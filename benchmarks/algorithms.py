@@ -1,0 +1,189 @@
+"""What every algorithm reaches on every environment: many seeds in one program, one table.
+
+    python benchmarks/algorithms.py                     # all that there is a config for
+    python benchmarks/algorithms.py --algos dqn pqn --environments cartpole acrobot
+    python benchmarks/algorithms.py --no-train          # the table of what is trained already
+
+Trains ``configs/<algo>_<environment>.py`` (PPO's is ``configs/<environment>.py``) in
+``runs/algorithms`` and prints a row for each: the final greedy evaluation over 128 episodes of each
+seed. What was trained before is not trained again, and what was interrupted goes on. A seed fails
+below the target of `TASKS`. LunarLander is judged in real Gymnasium (500 episodes of each seed);
+with ``--transfer`` the first ten policies of the others are played there too, 256 episodes each:
+the pooled means should differ by at most max(3 standard errors, 1 point).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxrl_scale import config as cfg
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+ALGOS = ("ppo", "a2c", "impala", "dqn", "apex", "pqn")
+
+
+class Task(NamedTuple):
+    """One environment: how many seeds fit, and what each of them should reach."""
+
+    seeds: int
+    targets: dict[str, float]  # by algorithm
+    in_gymnasium: bool = False  # judged there
+
+
+TASKS = {
+    "cartpole": Task(64, dict.fromkeys(ALGOS, 490.0)),
+    "acrobot": Task(
+        64,
+        {"ppo": -100.0, "a2c": -90.0, "impala": -90.0, "dqn": -85.0, "apex": -80.0, "pqn": -85.0},
+    ),
+    "mountain_car": Task(64, dict.fromkeys(ALGOS, -130.0)),
+    "pendulum": Task(64, {"ppo": -300.0}),
+    "lunar_lander": Task(
+        8,
+        {"ppo": 240.0, "a2c": 200.0, "impala": 200.0, "dqn": 220.0, "apex": 240.0, "pqn": 240.0},
+        in_gymnasium=True,
+    ),
+    "memory_chain": Task(16, {"ppo": 0.95}),
+    "breakout": Task(8, {}),
+    "space_invaders": Task(8, {}),
+}
+
+
+class Row(NamedTuple):
+    """One line of the table."""
+
+    algo: str
+    environment: str
+    seeds: str  # "64: 0 to 63"
+    score: str  # interquartile mean (95 % interval)
+    worst: str
+    failed: str
+    gymnasium: str
+    steps: str  # of one seed
+    speed: str
+    seconds: str
+
+
+HEADER = Row(
+    *("algorithm", "environment", "seeds", "IQM (95 % interval)", "worst seed", "failed"),
+    *("in Gymnasium ± standard error", "steps a seed", "steps/s, all seeds", "seconds, all seeds"),
+)
+
+
+def command(*args: str) -> str:
+    done = subprocess.run([sys.executable, "-m", *args], capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(done.stderr or f"{' '.join(args)} ended with status {done.returncode}")
+    return done.stdout
+
+
+def config_of(algo: str, environment: str) -> Path:
+    return CONFIGS / (f"{environment}.py" if algo == "ppo" else f"{algo}_{environment}.py")
+
+
+def finished(run: Path) -> bool:
+    return (run / "summary.json").is_file() and read(run / "summary.json")["status"] == "done"
+
+
+def read(file: Path) -> dict[str, Any]:
+    return json.loads(file.read_text())
+
+
+def train(config: Path, run: Path, seed: int, num_seeds: int) -> None:
+    """Train what is not trained yet; exits where ``run`` holds that of another config."""
+    options = [f"--config={config}", f"--seed={seed}", f"--num_seeds={num_seeds}"]
+    options += [f"--run_dir={run}", "--wandb=disabled", "--tensorboard=false"]
+    if (run / "config.json").is_file():
+        before = cfg.flatten(cfg.read_json(run / "config.json"))
+        now = cfg.flatten(cfg.load(options)[0])
+        changed = [name for name in now if now[name] != before[name] and name != "run_dir"]
+        if changed:
+            sys.exit(f"{run} was trained with other {', '.join(changed)}; remove it to train again")
+        options = [f"--resume={run}"]
+    if not finished(run):
+        command("jaxrl_scale.train", *options)
+
+
+def played(run: Path, where: str, episodes: int, policies: int) -> dict[str, Any]:
+    """The evaluation of the first policies of a run, ``here`` or in ``gymnasium``; kept there."""
+    file = run / f"{where}.json"
+    if not file.is_file():
+        members = ",".join(map(str, range(policies)))
+        options = [str(run), f"--episodes={episodes}", f"--members={members}", "--json"]
+        options += ["--gymnasium"] if where == "gymnasium" else []
+        file.write_text(command("jaxrl_scale.evaluate", *options))
+    return read(file)
+
+
+def row_of(algo: str, environment: str, run: Path, transfer: bool) -> Row:
+    task, summary, config = (
+        TASKS[environment],
+        read(run / "summary.json"),
+        read(run / "config.json"),
+    )
+    result, gymnasium = summary["evaluation"], ""
+    if task.in_gymnasium:
+        result = played(run, "gymnasium", 500, config["num_seeds"])
+        gymnasium = f"{result['mean']:.1f} ± {result['standard_error']:.1f}"
+    elif transfer and cfg.make_env(cfg.read_json(run / "config.json")).spec.gymnasium_id:
+        policies = min(10, config["num_seeds"])
+        here, there = (played(run, w, 256, policies) for w in ("here", "gymnasium"))
+        error = math.hypot(here["standard_error"], there["standard_error"])
+        difference = there["mean"] - here["mean"]
+        verdict = "same" if abs(difference) <= max(3 * error, 1.0) else "DIFFERENT"
+        gymnasium = f"{difference:+.2f} ± {error:.2f}: {verdict}"
+    scores = [-math.inf if x is None else x for x in result["per_seed"]]
+    target = task.targets.get(algo)
+    digits = 1 if max(map(abs, result["ci95"])) >= 10 else 2
+    centre, low, high, worst = (
+        f"{x:.{digits}f}" for x in (result["iqm"], *result["ci95"], min(scores))
+    )
+    return Row(
+        algo=algo + (" (GRU)" if config["algo"].get("recurrent") else ""),
+        environment=environment,
+        seeds=f"{len(scores)}",
+        score=f"{centre} ({low} to {high})",
+        worst=worst,
+        failed="" if target is None else f"{sum(x < target for x in scores)} below {target:g}",
+        gymnasium=gymnasium,
+        steps=f"{summary['env_steps'] / len(scores) / 1e6:.2f}M",
+        speed=f"{summary['steps_per_second']:,.0f}",
+        seconds=f"{summary['wall_seconds']:,.0f}",
+    )
+
+
+def line(row: Row) -> str:
+    return f"| {' | '.join(row)} |".replace("-", "−")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--algos", nargs="+", choices=ALGOS, default=ALGOS)
+    parser.add_argument("--environments", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--seed", type=int, default=0, help="the first [0]")
+    parser.add_argument("--num_seeds", type=int, help="how many [64, 16 or 8, by environment]")
+    parser.add_argument("--runs", type=Path, default=Path("runs/algorithms"))
+    parser.add_argument("--transfer", action="store_true", help="ten policies in Gymnasium too")
+    parser.add_argument("--no-train", action="store_true", help="only the rows of finished runs")
+    args = parser.parse_args()
+    print(line(HEADER), "|---" * len(HEADER) + "|", sep="\n", flush=True)
+    for environment in args.environments:
+        for algo in args.algos:
+            config = config_of(algo, environment)
+            if not config.is_file():
+                continue
+            run = args.runs / f"{config.stem}-{args.seed}"
+            if not args.no_train:
+                train(config, run, args.seed, args.num_seeds or TASKS[environment].seeds)
+            if finished(run):
+                print(line(row_of(algo, environment, run, args.transfer)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

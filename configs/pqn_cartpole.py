@@ -1,0 +1,29 @@
+"""CartPole-v1 with PQN: balance a pole on a cart.
+
+    python -m jaxrl_scale.train --config configs/pqn_cartpole.py
+
+500,000 steps; the return is 500, the highest there is (499.5 with the worst of 16 seeds).
+"""
+
+from jaxrl_scale.algos import pqn
+from jaxrl_scale.config import Config
+
+
+def get_config() -> Config:
+    return Config(
+        env="CartPole-v1",
+        num_envs=64,
+        rollout_length=32,
+        total_steps=500_000,
+        target_return=475.0,
+        activation="relu",
+        algo=pqn.Config(
+            learning_rate=1e-3,
+            return_lambda=0.9,
+            epsilon_end=0.1,
+            exploration_fraction=0.3,
+            epochs=4,
+            minibatch_size=256,
+            scale_rewards=True,
+        ),
+    )

@@ -1,0 +1,192 @@
+"""A2C's loss against a slow NumPy twin, the probe environments, and the same bits everywhere."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from learners import GAMMA, Mixture, asked, check_values, random_parameters, rollout_of, steps
+from running import differing, runner_of
+
+from jaxrl_scale import config as cfg
+from jaxrl_scale import networks
+from jaxrl_scale.algos import a2c
+from jaxrl_scale.config import Config
+from jaxrl_scale.distributed import local_pool
+from jaxrl_scale.types import Box, Discrete, EnvSpec
+
+ENTROPY, VALUE = 0.03, 0.7
+SPEC = EnvSpec("twin", (4,), Discrete(2))
+EVERYTHING = {
+    "normalize_advantages": True,
+    "normalize_observations": True,
+    "scale_rewards": True,
+    "gae_lambda": 0.95,
+    "optimizer": "rmsprop",
+}
+
+
+def small(own=None, **changes):
+    whole = {"num_envs": 32, "num_shards": 8, "rollout_length": 8, "hidden_sizes": (8,)} | changes
+    config = Config(algo=a2c.Config(**(own or {})), **whole)
+    cfg.check(config)
+    return config
+
+
+# --- the loss and the update ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("action", [Discrete(3), Box(-2.0, 2.0, (2,))], ids=["discrete", "box"])
+def test_the_loss_equals_its_slow_twin(action):
+    rng = np.random.default_rng(0)
+    continuous, T, B = isinstance(action, Box), 6, 5
+    network = networks.make(Config(hidden_sizes=(8,)), EnvSpec("twin", (4,), action))
+    params = random_parameters(network)
+    batch = a2c.Samples(
+        obs=rng.normal(size=(T, B, 4)).astype(np.float32),
+        action=rng.normal(size=(T, B, 2)) if continuous else rng.integers(0, 3, (T, B)),
+        advantage=rng.normal(size=(T, B)).astype(np.float32),
+        target=rng.normal(size=(T, B)).astype(np.float32),
+        valid=rng.random((T, B)) < 0.8,
+    )
+    policy, value = map(np.asarray, jax.jit(network.apply)(params, batch.obs))
+    expected = dict.fromkeys(("policy_loss", "value_loss", "entropy"), 0.0)
+    for at in np.argwhere(batch.valid).tolist():
+        at = tuple(at)
+        if continuous:
+            mean, log_std = np.split(policy[at], 2)
+            z = (batch.action[at] - mean) / np.exp(log_std)
+            log_prob = np.sum(-0.5 * z**2 - log_std - 0.5 * np.log(2 * np.pi))
+            expected["entropy"] += np.sum(0.5 * np.log(2 * np.pi * np.e) + log_std)
+        else:
+            p = np.exp(policy[at]) / np.exp(policy[at]).sum()
+            log_prob = np.log(p[batch.action[at]])
+            expected["entropy"] -= np.sum(p * np.log(p))
+        expected["policy_loss"] -= log_prob * batch.advantage[at]
+        expected["value_loss"] += 0.5 * (value[at] - batch.target[at]) ** 2
+    expected["loss"] = (
+        expected["policy_loss"] + VALUE * expected["value_loss"] - ENTROPY * expected["entropy"]
+    )
+    numbers = dict.fromkeys(a2c.Hyper._fields, 0.0) | {
+        "entropy_coef": ENTROPY,
+        "value_coef": VALUE,
+    }
+    total, sums = jax.jit(functools.partial(a2c.loss, network, a2c.Hyper(**numbers)))(params, batch)
+    assert float(total) == pytest.approx(expected["loss"], rel=1e-4)
+    for name, number in expected.items():
+        assert float(sums[name]) == pytest.approx(number, rel=1e-4), name
+
+
+@pytest.fixture(scope="module")
+def updated():
+    """``update(rollout, start=None) -> (Shared, metrics)`` of one compiled update with RMSProp,
+    normalised advantages and no clipping to speak of."""
+    S, T, B = 2, 8, 4
+    own = {"optimizer": "rmsprop", "normalize_advantages": True, "max_grad_norm": 1e9}
+    config = small(own, num_envs=S * B, num_shards=S, rollout_length=T, iterations=4)
+    algo = a2c.make(config, SPEC, local_pool(S))
+    update = jax.jit(algo.update)
+
+    first = jax.jit(algo.init_shared)(jax.random.key(0))
+
+    def of(rollout, start=first):
+        shared, _, metrics = update(start, jnp.zeros((S, B)), rollout, jax.random.key(1))
+        return shared, metrics
+
+    return config, first, of
+
+
+def test_masked_steps_do_not_reach_the_parameters(updated):
+    _, _, update = updated
+    rollout = rollout_of(0, actions=2)
+    assert not rollout.valid.all()
+    spoiled = rollout._replace(reward=np.where(rollout.valid, rollout.reward, 1e3))
+    moved = rollout._replace(reward=np.where(rollout.valid, rollout.reward + 1, 1e3))
+    one, other, third = (update(r)[0].params for r in (rollout, spoiled, moved))
+    assert differing(one, other) == []
+    assert differing(one, third) != []
+
+
+def test_an_update_is_one_step_along_the_gradient_of_the_whole_rollout(updated):
+    config, start, update = updated
+    rollout = rollout_of(1, actions=2)
+    network = networks.make(config, SPEC)
+    value = np.asarray(jax.jit(network.apply)(start.params, rollout.obs)[1])
+    advantage = np.zeros(rollout.valid.shape)  # γ and λ are 0.99 and 1
+    for t in reversed(range(8)):
+        following = np.where(rollout.terminated[:, t], 0.0, value[:, t + 1])
+        later = np.zeros_like(following) if t == 7 else advantage[:, t + 1]
+        ended = rollout.terminated[:, t] | rollout.truncated[:, t]
+        delta = rollout.reward[:, t] + 0.99 * (following + np.where(ended, 0.0, later))
+        advantage[:, t] = np.where(rollout.valid[:, t], delta - value[:, t], 0.0)
+    target = advantage + value[:, :-1]
+    counted = advantage[rollout.valid]
+    normal = (advantage - counted.mean()) / counted.std()
+
+    def mean_loss(params):
+        policy, value = network.apply(params, rollout.obs[:, :-1])
+        log_prob = network.policy.log_prob(policy, rollout.action)
+        each = -log_prob * normal + 0.5 * 0.5 * (value - target) ** 2
+        each -= 0.01 * network.policy.entropy(policy)
+        return each[rollout.valid].mean()
+
+    gradient = jax.jit(jax.grad(mean_loss))(start.params)
+    found, metrics = update(rollout)
+    norm = np.sqrt(sum(float((g**2).sum()) for g in jax.tree.leaves(gradient)))
+    assert float(metrics["grad_norm"]) == pytest.approx(norm, rel=1e-4)
+    assert float(metrics["explained_variance"]) == pytest.approx(
+        1 - counted.var() / target[rollout.valid].var(), abs=1e-4
+    )
+
+    def stepped(x, g):  # RMSProp's first step: its mean square is g² / 100
+        return x - 1e-3 * g / np.sqrt(0.01 * g**2 + 1e-5)
+
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5),
+        found.params,
+        jax.tree.map(stepped, start.params, gradient),
+    )
+    assert float(update(rollout, found)[1]["learning_rate"]) == pytest.approx(0.75e-3)
+
+
+# --- runs -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def probing():
+    """A config for the probe environments and its runner on four devices, a shard on each."""
+    own = {"learning_rate": 1e-2, "gamma": GAMMA, "lr_schedule": "constant", "gae_lambda": 0.9}
+    config = small(own, num_envs=64, num_shards=4, hidden_sizes=(16,), iterations=400)
+    return config, runner_of(config.replace(devices=4), Mixture())
+
+
+def test_a2c_passes_the_probe_environments(probing):
+    config, runner = probing
+    state, _ = steps(runner, config.num_iterations)
+    params = jax.tree.map(lambda x: x[0], state.shared.algo.params)
+    network = networks.make(config, Mixture.spec)
+    check_values(asked(lambda obs: network.apply(params, obs)[1]))
+    greedy = asked(lambda obs: network.apply(params, obs)[0].argmax(-1))
+    np.testing.assert_array_equal(greedy["Both"], [0, 1])
+
+
+def test_a_run_is_the_same_on_1_and_4_devices_and_goes_on_elsewhere(probing):
+    config, four = probing
+    one = runner_of(config.replace(devices=1), Mixture())
+    reference, history = steps(one, 6)
+    state, other = steps(four, 6)
+    assert differing(reference, state) == []
+    assert differing(history, other) == []
+    half, _ = steps(four, 3)
+    assert differing(reference, steps(one, 3, half)[0]) == []
+
+
+@pytest.mark.slow
+def test_a_run_with_every_option_is_the_same_on_1_4_and_8_devices():
+    config = small(EVERYTHING, iterations=12)
+    reference, history = steps(runner_of(config.replace(devices=1)), 12)
+    for devices in (4, 8):
+        state, other = steps(runner_of(config.replace(devices=devices)), 12)
+        assert differing(reference, state) == []
+        assert differing(history, other) == []

@@ -1,0 +1,194 @@
+"""Ape-X: the ladder, first priorities, importance weights; a gradient step; probes; exactness."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from running import differing
+from test_dqn import PROBING, SPEC, B, S, T, check_exactness, check_probes, probed, rollout_of
+
+from jaxrl_scale import config as cfg
+from jaxrl_scale import networks, replay
+from jaxrl_scale.algos import apex
+from jaxrl_scale.config import Config
+from jaxrl_scale.distributed import local_pool
+
+
+def small(own=None, **changes):
+    """A config that compiles and runs in seconds."""
+    algo = {"batch_size": 64, "updates_per_iteration": 4, "replay_size": 512, "learning_starts": 0}
+    whole = {"num_envs": 16, "num_shards": 8, "rollout_length": 8, "hidden_sizes": (16,)}
+    config = Config(algo=apex.Config(**(algo | (own or {}))), **(whole | changes))
+    cfg.check(config)
+    return config
+
+
+# --- equations --------------------------------------------------------------------------------
+
+
+def test_the_ladder_goes_over_all_environments_whatever_their_shard():
+    # The paper's: ε = 0.4, a = 7; the first explores with 0.4, the last with 0.4^8.
+    np.testing.assert_allclose(
+        apex.ladder(0.4, 7.0, 8, jnp.arange(8)), 0.4 ** np.arange(1.0, 9.0), rtol=1e-5
+    )
+    algo = apex.make(small(), SPEC, local_pool(8))
+    rungs = [algo.init_local(jax.random.key(0), shard).epsilon for shard in range(8)]
+    np.testing.assert_allclose(
+        np.concatenate(rungs), 0.4 ** (1 + 7 * np.arange(16) / 15), rtol=1e-5
+    )
+
+
+def test_environments_explore_by_their_rung():
+    algo = apex.make(small({"replay_size": 256_000}, num_envs=16_000), SPEC, local_pool(8))
+    local = algo.init_local(jax.random.key(0), 0)
+    local = local._replace(epsilon=jnp.where(jnp.arange(2000) < 1000, 0.0, 0.8))
+    actor = algo.actor(algo.init_shared(jax.random.key(0)))
+    obs = jnp.ones((2000, 3))
+    action, _, (value, best) = algo.act(actor, local, (), obs, None, jax.random.key(1))
+    greedy, _ = algo.play(actor, (), obs, None, jax.random.key(1), True)
+    assert (action[:1000] == greedy[:1000]).all()
+    assert np.mean(action[1000:] != greedy[1000:]) == pytest.approx(0.4, abs=0.05)
+    np.testing.assert_array_equal(value[:1000], best[:1000])
+    assert (value <= best).all()
+
+
+def test_importance_weights_by_hand():
+    # Two shards, from each of which as much is drawn: of (1, 3) and of (2, 14).
+    first = apex.importance(jnp.asarray([1.0, 3.0]), jnp.float32(4), jnp.float32(0.5))
+    second = apex.importance(jnp.asarray([2.0, 14.0]), jnp.float32(16), jnp.float32(0.5))
+    weights = np.concatenate([first, second])
+    weights = weights / weights.max()
+    # (N P)^-β with N = 4 and P = 1/8, 3/8, 1/16, 7/16, divided by the largest
+    by_hand = (4 * np.asarray([1 / 8, 3 / 8, 1 / 16, 7 / 16])) ** -0.5
+    np.testing.assert_allclose(weights, by_hand / by_hand.max(), rtol=1e-5)
+    np.testing.assert_allclose(
+        apex.importance(jnp.asarray([1.0, 3.0]), jnp.float32(4), jnp.float32(0)), [1, 1]
+    )
+
+
+def test_priorities_are_a_power_of_the_error():
+    got = apex.priority(jnp.asarray([0.0, -4.0, 9.0]), jnp.float32(0.5))
+    np.testing.assert_allclose(got, [1e-3, 2.0, 3.0], rtol=1e-5)
+    np.testing.assert_allclose(apex.priority(jnp.asarray([5.0]), jnp.float32(0)), [1.0])
+
+
+# --- first priorities -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [3, 11])
+def test_first_priorities_are_those_of_a_slow_twin_that_sees_the_whole_run(n):
+    """Also where a return ends in another rollout, and where it takes two of them."""
+    count, gamma, alpha = 5, 0.9, 0.6
+    slots = 1 + -(-n // T) + 1
+    own = {"n_step": n, "gamma": gamma, "replay_size": slots * S * T * B, "batch_size": 8}
+    own |= {"learning_starts": 10**6, "priority_exponent": alpha}  # no update of priorities
+    config = small(own, num_envs=S * B, num_shards=S, rollout_length=T)
+    algo = apex.make(config, SPEC, local_pool(S))
+    shared = algo.init_shared(jax.random.key(0))
+    local = jax.vmap(algo.init_local, (None, 0))(jax.random.key(0), jnp.arange(S))
+    update = jax.jit(algo.update)
+    random = np.random.default_rng(n)
+    rolled = []
+    for _ in range(count):
+        values = jnp.asarray(random.normal(size=(2, S, T, B)), jnp.float32)
+        rolled.append(rollout_of(random)._replace(extras=(values[0], values[1])))
+        shared, local, _ = update(shared, local, rolled[-1], jax.random.key(1))
+
+    def whole(pick):
+        return np.concatenate([np.asarray(pick(r)) for r in rolled], 1)
+
+    value, best = whole(lambda r: r.extras[0]), whole(lambda r: r.extras[1])
+    reward, valid = whole(lambda r: r.reward), whole(lambda r: r.valid)
+    terminated, truncated = whole(lambda r: r.terminated), whole(lambda r: r.truncated)
+    expected = np.zeros((S, slots * T, B))
+    for s in range(S):
+        for t in range((count - slots) * T, count * T - n):
+            for b in range(B):
+                target, weight, at = 0.0, 1.0, t
+                for _ in range(n):
+                    target += weight * reward[s, at, b]
+                    weight *= gamma
+                    at += 1
+                    if terminated[s, at - 1, b]:
+                        weight = 0.0
+                    if terminated[s, at - 1, b] or truncated[s, at - 1, b]:
+                        break
+                error = value[s, t, b] - (target + weight * best[s, at, b])
+                if valid[s, t, b]:
+                    expected[s, t % (slots * T), b] = abs(error) ** alpha
+    got = np.asarray(local.priorities[0])[:, : slots * T * B].reshape(expected.shape)
+    np.testing.assert_allclose(got, expected, atol=1e-4)
+    assert (got[:, (count * T - 1) % (slots * T)] == 0).all()  # the last step has no successor yet
+    sums = np.asarray(local.priorities[-1]).sum(-1)
+    np.testing.assert_allclose(sums, expected.sum((1, 2)), rtol=1e-4)
+
+
+# --- a gradient step --------------------------------------------------------------------------
+
+
+def test_a_gradient_step_is_that_of_a_slow_twin():
+    own = {"n_step": 1, "updates_per_iteration": 1, "tau": 1.0, "max_grad_norm": 1e6}
+    own |= {"batch_size": 32, "replay_size": 128, "huber_delta": None, "priority_exponent": 1.0}
+    config = small(own, num_envs=S * B, num_shards=S, rollout_length=T)
+    algo = apex.make(config, SPEC, local_pool(S))
+    shared = algo.init_shared(jax.random.key(0))
+    shared = shared._replace(target_params=algo.init_shared(jax.random.key(7)).params)
+    local = jax.vmap(algo.init_local, (None, 0))(jax.random.key(0), jnp.arange(S))
+    random = np.random.default_rng(0)
+    values = jnp.asarray(random.normal(size=(2, S, T, B)), jnp.float32)
+    rollout = rollout_of(random)._replace(extras=(values[0], values[1]))
+    after, there, metrics = jax.jit(algo.update)(shared, local, rollout, jax.random.key(1))
+
+    network = networks.make_q(config, SPEC, dueling=True)
+    key = jax.random.fold_in(jax.random.key(1), 0)
+    valid, reward = np.asarray(rollout.valid), np.asarray(rollout.reward)
+    terminated = np.asarray(rollout.terminated)
+    bootstrap = np.where(terminated[:, :-1], 0.0, 0.99 * np.asarray(values[1][:, 1:]))
+    first = np.abs(np.asarray(values[0])[:, :-1] - (reward[:, :-1] + bootstrap)) + 1e-6
+    first = np.where(valid[:, :-1], first, 0.0)  # [S, T - 1, B]
+    q, target_q = (
+        np.asarray(network.apply(p, rollout.obs)) for p in (shared.params, shared.target_params)
+    )
+    samples, expected = [], first.copy()
+    for s in range(S):
+        running = first[s].reshape(-1).cumsum()
+        points = replay.strata(jax.random.fold_in(key, s), jnp.float32(running[-1]), 8)
+        for row in np.searchsorted(running, np.asarray(points), side="right"):
+            t, b = divmod(row, B)
+            value = target_q[s, t + 1, b, q[s, t + 1, b].argmax()]
+            target = reward[s, t, b] + 0.99 * value * ~terminated[s, t, b]
+            weight = (first[s, t, b] / running[-1]) ** -0.4
+            samples.append((s, t, b, target, weight))
+            expected[s, t, b] = abs(q[s, t, b, int(rollout.action[s, t, b])] - target) + 1e-6
+    largest = max(weight for *_, weight in samples)
+
+    def mean_loss(params):
+        total = 0.0
+        for s, t, b, target, weight in samples:
+            value = network.apply(params, rollout.obs[s, t, b])[rollout.action[s, t, b]]
+            total += weight / largest * 0.5 * (value - target) ** 2
+        return total / len(samples)
+
+    loss, gradient = jax.value_and_grad(mean_loss)(shared.params)
+    assert float(metrics["loss"]) == pytest.approx(float(loss), rel=1e-4)
+    norm = np.sqrt(sum(float((g**2).sum()) for g in jax.tree.leaves(gradient)))
+    assert float(metrics["grad_norm"]) == pytest.approx(norm, rel=1e-4)
+    moved = jax.tree.map(lambda p, g: p - 1e-3 * g / (abs(g) + 1e-5), shared.params, gradient)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=5e-6), after.params, moved)
+    assert differing(after.target_params, after.params) == []
+    # What was drawn has the priority of its new error.
+    got = np.asarray(there.priorities[0])[:, : T * B].reshape(S, T, B)
+    np.testing.assert_allclose(got[:, :-1], expected, rtol=1e-3, atol=1e-5)
+    assert (got[:, -1] == 0).all()
+
+
+# --- the whole loop ---------------------------------------------------------------------------
+
+
+def test_a_run_is_bit_identical_on_1_4_and_8_devices_and_in_pieces():
+    check_exactness(small({"normalize_observations": True}, iterations=6))
+
+
+def test_apex_learns_the_values_of_the_probes():
+    own = PROBING | {"epsilon": 0.5, "ladder": 1.0}
+    check_probes(probed(small(own, iterations=30, hidden_sizes=(32,), devices=2)))

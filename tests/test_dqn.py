@@ -1,0 +1,360 @@
+"""DQN's equations by hand, a gradient step against a slow twin, probes, and exactness."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from running import differing, run, runner_of
+
+from jaxrl_scale import config as cfg
+from jaxrl_scale import networks, replay
+from jaxrl_scale.algos import dqn
+from jaxrl_scale.config import Config
+from jaxrl_scale.distributed import local_pool
+from jaxrl_scale.types import Discrete, EnvSpec, Rollout, TimeStep
+
+SPEC = EnvSpec("twin", (3,), Discrete(2))
+
+
+def small(own=None, **changes):
+    """A config that compiles and runs in seconds."""
+    algo = {"batch_size": 64, "updates_per_iteration": 4, "replay_size": 512, "learning_starts": 0}
+    whole = {"num_envs": 16, "num_shards": 8, "rollout_length": 8, "hidden_sizes": (16,)}
+    config = Config(algo=dqn.Config(**(algo | (own or {}))), **(whole | changes))
+    cfg.check(config)
+    return config
+
+
+# --- equations --------------------------------------------------------------------------------
+
+
+def test_huber_is_half_the_square_and_then_a_line():
+    errors = jnp.asarray([-3.0, -1.0, -0.5, 0.0, 0.5, 2.0, 3.0])
+    np.testing.assert_allclose(dqn.huber(errors, 2.0), [4.0, 0.5, 0.125, 0, 0.125, 2.0, 4.0])
+    np.testing.assert_allclose(dqn.huber(errors, jnp.inf), 0.5 * errors**2)
+    slope = jax.vmap(jax.grad(dqn.huber), (0, None))
+    np.testing.assert_allclose(slope(errors, 2.0), [-2.0, -1.0, -0.5, 0, 0.5, 2.0, 2.0])
+    np.testing.assert_allclose(slope(errors, jnp.inf), errors)
+
+
+def test_the_target_network_is_copied_or_follows_or_stays():
+    target, params = jnp.asarray([1.0, -7.3]), jnp.asarray([3.0, 0.1])
+    np.testing.assert_array_equal(dqn.follow(target, params, 1.0), params)
+    np.testing.assert_array_equal(dqn.follow(target, params, 0.0), target)
+    np.testing.assert_allclose(dqn.follow(target, params, 0.25), [1.5, -5.45])
+
+
+def table(apply=lambda params, obs: obs @ params):
+    """A network that looks up ``params [states, actions]``: observations are one-hot."""
+    return networks.QNetwork(init=None, apply=apply, num_actions=2)
+
+
+def test_double_takes_the_action_from_one_network_and_its_value_from_the_other():
+    q = jnp.asarray([[0.0, 1.0], [5.0, 4.0]])  # of two states; the network prefers action 0 of 1
+    target = jnp.asarray([[9.0, 9.0], [2.0, 3.0]])  # there the target network prefers action 1
+    batch = replay.Transition(
+        obs=jnp.asarray([[1.0, 0.0]] * 4),
+        action=jnp.asarray([1, 1, 0, 1]),
+        reward=jnp.asarray([[10.0] * 4, [100.0] * 4]),
+        terminated=jnp.asarray([[False, True, False, False], [False] * 4]),
+        truncated=jnp.asarray([[False, False, True, False], [False] * 4]),
+        valid=jnp.asarray([True, True, True, False]),
+        next_obs=jnp.asarray([[0.0, 1.0]] * 4),
+    )
+    hyper = dqn.Hyper(**dict.fromkeys(dqn.Hyper._fields, 0.0) | {"gamma": 0.5, "huber_delta": 1.0})
+    total, (error, sums) = dqn.loss(table(), True, hyper, q, target, batch)
+    # q - (r + γ r' + γ² value), q - r where terminated, q - (r + γ value) where cut
+    np.testing.assert_allclose(error[:3], [1 - (60 + 0.25 * 2), 1 - 10, 0 - (10 + 0.5 * 2)])
+    assert float(total) == pytest.approx(59.5 - 0.5 + 8.5 + 10.5)
+    assert float(sums["count"]) == 3
+    assert float(sums["q_mean"]) == pytest.approx(1 + 1 + 0)
+    assert float(sums["td_error"]) == pytest.approx(59.5 + 9 + 11)
+    _, (error, _) = dqn.loss(table(), False, hyper, q, target, batch)
+    np.testing.assert_allclose(error[:3], [1 - (60 + 0.25 * 3), 1 - 10, 0 - (10 + 0.5 * 3)])
+    # The target is no function of the parameters: only the values of the actions taken move.
+    slope = jax.grad(lambda q: dqn.loss(table(), True, hyper, q, target, batch)[0])(q)
+    np.testing.assert_allclose(slope, [[-1.0, -2.0], [0.0, 0.0]])
+
+
+def test_random_actions_are_as_many_as_epsilon_says():
+    q = jnp.broadcast_to(jnp.asarray([0.0, 2.0, 1.0]), (30_000, 3))
+    for epsilon in (0.0, 0.3, jnp.asarray([0.0, 0.6] * 15_000)):
+        actions = np.asarray(dqn.epsilon_greedy(jax.random.key(0), q, epsilon))
+        np.testing.assert_allclose(
+            np.bincount(actions, minlength=3) / 30_000,
+            np.mean(epsilon) / 3 + np.asarray([0, 1 - np.mean(epsilon), 0]),
+            atol=0.01,
+        )
+    greedy, half = actions[0::2], actions[1::2]
+    assert (greedy == 1).all()
+    assert (half != 1).any()
+
+
+def test_epsilon_falls_over_its_part_of_the_run():
+    own = {"epsilon_start": 0.9, "epsilon_end": 0.1, "exploration_fraction": 0.5}
+    algo = dqn.make(small(own, iterations=20), SPEC, local_pool(8))
+    shared = algo.init_shared(jax.random.key(0))
+    got = [float(algo.actor(shared._replace(iteration=i)).epsilon) for i in (0, 5, 10, 15, 20)]
+    np.testing.assert_allclose(got, [0.9, 0.5, 0.1, 0.1, 0.1], atol=1e-6)
+    never = shared.hyper._replace(exploration_fraction=jnp.float32(0))
+    got = [float(algo.actor(shared._replace(hyper=never, iteration=i)).epsilon) for i in (0, 1)]
+    np.testing.assert_allclose(got, [0.9, 0.1], atol=1e-6)
+
+
+def test_sampled_play_explores_as_in_the_end_and_greedy_play_does_not():
+    algo = dqn.make(small({"epsilon_end": 0.5}), SPEC, local_pool(8))
+    actor = algo.actor(algo.init_shared(jax.random.key(0)))
+    obs = jnp.ones((1000, 3))
+    greedy, _ = algo.play(actor, (), obs, None, jax.random.key(1), True)
+    sampled, _ = algo.play(actor, (), obs, None, jax.random.key(1), False)
+    assert len(np.unique(greedy)) == 1
+    assert np.mean(np.asarray(sampled) != greedy[0]) == pytest.approx(0.25, abs=0.05)
+
+
+# --- a gradient step --------------------------------------------------------------------------
+
+
+S, T, B = 4, 8, 2
+
+
+def rollout_of(random):
+    valid = random.random((S, T, B)) < 0.8
+    ended = valid & (random.random((S, T, B)) < 0.3)
+    terminated = ended & (random.random((S, T, B)) < 0.5)
+    return Rollout(
+        obs=jnp.asarray(random.normal(size=(S, T + 1, B, 3)), jnp.float32),
+        is_first=None,
+        action=jnp.asarray(random.integers(0, 2, (S, T, B)), jnp.int32),
+        reward=jnp.asarray(random.normal(size=(S, T, B)), jnp.float32),
+        terminated=jnp.asarray(terminated),
+        truncated=jnp.asarray(ended & ~terminated),
+        valid=jnp.asarray(valid),
+        carry=(),
+        extras=(),
+    )
+
+
+@functools.cache
+def program(exact=True, **own):
+    """A compiled update, and a state to begin with whose target network is another."""
+    own = {"batch_size": 32, "replay_size": 128, "shard_losses": True} | own
+    config = small(own, num_envs=S * B, num_shards=S, rollout_length=T)
+    algo = dqn.make(config, SPEC, local_pool(S, exact))
+    shared = algo.init_shared(jax.random.key(0))
+    other = algo.init_shared(jax.random.key(7)).params
+    local = jax.vmap(algo.init_local, (None, 0))(jax.random.key(0), jnp.arange(S))
+    return config, shared._replace(target_params=other), local, jax.jit(algo.update)
+
+
+def updated(rollout, exact=True, own=None, **changes):
+    """State before, state after one update, metrics; four gradient steps where nothing is said."""
+    _, shared, local, update = program(exact, **(own or {"target_period": 8, "tau": 1.0}))
+    before = shared._replace(**changes)
+    after, _, metrics = update(before, local, rollout, jax.random.key(1))
+    return before, after, {k: float(v) for k, v in metrics.items()}
+
+
+def test_a_gradient_step_is_that_of_a_slow_twin():
+    rollout = rollout_of(np.random.default_rng(0))
+    own = {"n_step": 2, "updates_per_iteration": 1, "tau": 0.25, "max_grad_norm": 0.01}
+    before, after, metrics = updated(rollout, own=own)
+    network = networks.make_q(program(**own)[0], SPEC)
+    q = np.asarray(network.apply(before.params, rollout.obs))
+    target_q = np.asarray(network.apply(before.target_params, rollout.obs))
+    stored = replay.window(jnp.int32(0), T * B, 2 * T * B)
+    key = jax.random.fold_in(jax.random.key(1), 0)
+    samples, per_shard = [], []
+    for s in range(S):
+        rows = replay.sample(jax.random.fold_in(key, s), stored, 2 * T * B, 2 * B, 8)
+        of_shard = []
+        for t, b in zip(*np.divmod(np.asarray(rows), B), strict=True):
+            if not rollout.valid[s, t, b]:
+                continue
+            target, weight, at = 0.0, 1.0, t
+            for _ in range(2):
+                target += weight * float(rollout.reward[s, at, b])
+                weight *= 0.99
+                at += 1
+                if rollout.terminated[s, at - 1, b]:
+                    weight = 0.0
+                if rollout.terminated[s, at - 1, b] or rollout.truncated[s, at - 1, b]:
+                    break
+            target += weight * target_q[s, at, b, q[s, at, b].argmax()]
+            of_shard.append((s, t, b, target))
+        samples += of_shard
+        per_shard.append(of_shard)
+
+    def mean_loss(params, samples):
+        total = 0.0
+        for s, t, b, target in samples:
+            value = network.apply(params, rollout.obs[s, t, b])[rollout.action[s, t, b]]
+            size = jnp.abs(value - target)
+            total += jnp.where(size <= 1, 0.5 * size**2, size - 0.5)
+        return total / len(samples)
+
+    expected, gradient = jax.value_and_grad(mean_loss)(before.params, samples)
+    assert metrics["loss"] == pytest.approx(float(expected), rel=1e-4)
+    norm = np.sqrt(sum(float((g**2).sum()) for g in jax.tree.leaves(gradient)))
+    assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-4)
+    for s, of_shard in enumerate(per_shard):
+        share = len(of_shard) / (len(samples) / S)  # shards with more valid samples count more
+        assert metrics[f"loss_shard_{s}"] == pytest.approx(
+            float(mean_loss(before.params, of_shard)) * share, rel=1e-4
+        )
+    # Adam's first step: the gradient, clipped, over its size.
+    clipped = jax.tree.map(lambda g: g * 0.01 / norm, gradient)
+    moved = jax.tree.map(lambda p, g: p - 1e-3 * g / (abs(g) + 1e-5), before.params, clipped)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), after.params, moved)
+    soft = jax.tree.map(lambda t, p: 0.75 * t + 0.25 * p, before.target_params, moved)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), after.target_params, soft
+    )
+    assert int(after.updates) == metrics["updates"] == 1
+
+
+def test_reset_steps_do_not_reach_the_parameters_and_shard_losses_average_to_the_loss():
+    rollout = rollout_of(np.random.default_rng(1))
+    spoiled = rollout._replace(reward=jnp.where(rollout.valid, rollout.reward, 1e3))
+    (_, one, metrics), (_, other, _) = updated(rollout), updated(spoiled)
+    assert differing(one.params, other.params) == []
+    shards = [metrics[f"loss_shard_{s}"] for s in range(S)]
+    assert np.mean(shards) == pytest.approx(metrics["loss"], rel=1e-5)
+    assert len(set(shards)) == S
+    assert metrics["replay"] == 0.5
+    assert metrics["updates"] == 4
+
+
+def test_one_big_batch_gives_the_fixed_order_sums_within_rounding():
+    rollout = rollout_of(np.random.default_rng(2))
+    exact, pooled = updated(rollout)[1], updated(rollout, exact=False)[1]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=3e-5), exact, pooled)
+
+
+def test_a_hard_target_is_copied_when_it_is_due():
+    rollout = rollout_of(np.random.default_rng(3))
+    before, after, _ = updated(rollout)  # four gradient steps of a period of eight
+    assert differing(after.target_params, before.target_params) == []
+    _, after, _ = updated(rollout, updates=jnp.int32(4))
+    assert differing(after.target_params, after.params) == []
+    assert int(after.updates) == 8
+
+
+def test_nothing_is_learnt_before_learning_starts():
+    rollout = rollout_of(np.random.default_rng(4))
+    own = {"learning_starts": 65}  # an iteration has 64 steps
+    for iteration, learns in ((0, False), (1, True)):
+        before, after, metrics = updated(rollout, own=own, iteration=jnp.int32(iteration))
+        assert (differing(before.params, after.params) != []) == learns
+        assert metrics["updates"] == 4 * learns
+    # With n as long as what is stored, no transition is whole yet.
+    before, after, metrics = updated(rollout, own={"n_step": T, "updates_per_iteration": 1})
+    assert metrics["updates"] == 0
+    assert differing(before.params, after.params) == []
+
+
+# --- the whole loop ---------------------------------------------------------------------------
+
+
+def check_exactness(config):
+    """Six iterations on one device, on four, and on one and then on eight; their metrics."""
+    runner = runner_of(config.replace(devices=1))
+    state, history = runner.init(), []
+    for i in range(6):
+        if i == 3:
+            half = runner.fetch(state)
+        state, metrics, _ = runner.step(state)
+        history.append(metrics)
+    whole = runner.fetch(state)
+    other, other_history = run(config.replace(devices=4), iterations=6)
+    assert differing(whole, other) == []
+    assert differing(history, other_history) == []
+    rest, _ = run(config.replace(devices=8), iterations=3, state=half)
+    assert differing(whole, rest) == []
+    assert history[-1]["replay"][0] == 1  # the ring has wrapped around
+    assert history[-1]["loss"][0] > 0
+    return history
+
+
+def test_a_run_is_bit_identical_on_1_4_and_8_devices_and_in_pieces():
+    own = {"n_step": 3, "normalize_observations": True, "shard_losses": True}
+    check_exactness(small(own, iterations=6))
+
+
+GAMMA = 0.8
+PROBES = ("value", "observation", "discount", "truncation", "action", "both")
+
+
+class Probes:
+    """The probe environments of `probes`, side by side: an episode is one of them, the
+    observation says which. All rewards are ±1, or 0 in the first step of "discount"."""
+
+    spec = EnvSpec("Probes", (len(PROBES) + 1,), Discrete(2))
+
+    def reset(self, key):
+        key_probe, key_sign = jax.random.split(key)
+        probe = jax.random.randint(key_probe, (), 0, len(PROBES))
+        sign = jnp.where(jax.random.bernoulli(key_sign), 1.0, -1.0)
+        has_sign = (probe == PROBES.index("observation")) | (probe == PROBES.index("both"))
+        shown = jnp.where(has_sign, sign, 0.0)
+        return (probe, shown), self.observe(probe, shown)
+
+    def step(self, key, state, action):
+        probe, shown = state
+        at = {name: probe == k for k, name in enumerate(PROBES)}
+        pushed = jnp.where(action == 1, 1.0, -1.0)
+        reward = jnp.ones(())
+        reward = jnp.where(at["observation"], shown, reward)
+        reward = jnp.where(at["discount"], shown, reward)  # 0, then 1
+        reward = jnp.where(at["action"], pushed, reward)
+        reward = jnp.where(at["both"], pushed * shown, reward)
+        first_of_two = at["discount"] & (shown == 0)
+        shown = jnp.where(at["discount"], 1.0, shown)
+        return (probe, shown), TimeStep(
+            obs=self.observe(probe, shown),
+            reward=reward,
+            terminated=~at["truncation"] & ~first_of_two,
+            truncated=at["truncation"],
+        )
+
+    @staticmethod
+    def observe(probe, shown):
+        return jnp.append(jax.nn.one_hot(probe, len(PROBES)), shown)
+
+
+def probed(config):
+    """The values that a run learns of the probes, as a function of probe and what is shown."""
+    state, _ = run(config, Probes())
+    params = jax.tree.map(lambda x: x[0], state.shared.algo.params)
+    network = networks.make_q(config, Probes.spec, dueling=config.algo.dueling)
+    return lambda name, shown=0.0: np.asarray(
+        network.apply(params, Probes.observe(PROBES.index(name), jnp.float32(shown)))
+    )
+
+
+def check_probes(q):
+    np.testing.assert_allclose(q("value"), [1, 1], atol=0.1)
+    np.testing.assert_allclose(q("observation", 1.0), [1, 1], atol=0.1)
+    np.testing.assert_allclose(q("observation", -1.0), [-1, -1], atol=0.1)
+    np.testing.assert_allclose(q("discount", 1.0), [1, 1], atol=0.1)
+    np.testing.assert_allclose(q("discount", 0.0), [GAMMA, GAMMA], atol=0.1)
+    np.testing.assert_allclose(q("truncation"), [1 / (1 - GAMMA)] * 2, rtol=0.1)
+    np.testing.assert_allclose(q("action"), [-1, 1], atol=0.1)
+    np.testing.assert_allclose(q("both", 1.0), [-1, 1], atol=0.1)
+    np.testing.assert_allclose(q("both", -1.0), [1, -1], atol=0.1)
+
+
+PROBING = {
+    "learning_rate": 1e-2,
+    "gamma": GAMMA,
+    "batch_size": 128,
+    "updates_per_iteration": 40,
+    "replay_size": 1024,
+    "tau": 0.05,
+}
+
+
+def test_dqn_learns_the_values_of_the_probes():
+    own = PROBING | {"epsilon_start": 0.5, "epsilon_end": 0.5}
+    check_probes(probed(small(own, iterations=30, hidden_sizes=(32,), devices=2)))

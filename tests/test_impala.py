@@ -1,0 +1,275 @@
+"""IMPALA: the loss against a slow NumPy twin, what the lag is, probes, the same bits everywhere."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from learners import GAMMA, Mixture, asked, check_values, random_parameters, rollout_of, steps
+from running import differing, runner_of
+
+from jaxrl_scale import config as cfg
+from jaxrl_scale import networks
+from jaxrl_scale.algos import a2c, impala
+from jaxrl_scale.config import Config
+from jaxrl_scale.distributed import local_pool
+from jaxrl_scale.types import Discrete, EnvSpec, UserError
+
+ENTROPY, VALUE = 0.03, 0.7
+SPEC = EnvSpec("twin", (4,), Discrete(3))
+EVERYTHING = {
+    "lag": 2,
+    "epochs": 2,
+    "minibatch_size": 128,
+    "normalize_observations": True,
+    "scale_rewards": True,
+    "optimizer": "rmsprop",
+}
+
+
+def small(own=None, **changes):
+    whole = {"num_envs": 32, "num_shards": 8, "rollout_length": 8, "hidden_sizes": (8,)} | changes
+    own = {"minibatch_size": whole["num_envs"] * whole["rollout_length"]} | (own or {})
+    config = Config(algo=impala.Config(**own), **whole)
+    cfg.check(config)
+    return config
+
+
+def acted_rollout(seed, *args, **changes):
+    """A random rollout with the log-probabilities of a policy that acted."""
+    rollout = rollout_of(seed, *args, **changes)
+    rng = np.random.default_rng(seed + 1)
+    return rollout._replace(extras=rng.normal(-1.1, 0.5, rollout.valid.shape).astype(np.float32))
+
+
+# --- the loss and the update ----------------------------------------------------------------
+
+
+def twin_loss(policy, value, rollout, correction, rho_clip, c_clip):
+    """One shard, one step at a time; λ is 1, as in the paper."""
+    T, B = rollout.valid.shape
+    sums = dict.fromkeys(
+        ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction"), 0.0
+    )
+    p = np.exp(policy) / np.exp(policy).sum(-1, keepdims=True)
+    for b in range(B):
+        target = 0.0
+        for t in reversed(range(T)):
+            if not rollout.valid[t, b]:
+                continue
+            log_prob = np.log(p[t, b, rollout.action[t, b]])
+            ratio = np.exp(log_prob - rollout.extras[t, b])
+            weight = ratio if correction == "vtrace" else 1.0
+            rho, c = min(rho_clip, weight), min(c_clip, weight)
+            if rollout.terminated[t, b]:
+                following, beyond = 0.0, 0.0
+            elif rollout.truncated[t, b] or t == T - 1:
+                following, beyond = value[t + 1, b], 0.0
+            else:
+                following, beyond = value[t + 1, b], target - value[t + 1, b]
+            delta = rollout.reward[t, b] + GAMMA * following - value[t, b]
+            advantage = rho * (delta + GAMMA * beyond)
+            target = value[t, b] + rho * delta + GAMMA * c * beyond
+            sums["policy_loss"] -= log_prob * advantage
+            sums["value_loss"] += 0.5 * (value[t, b] - target) ** 2
+            sums["entropy"] -= np.sum(p[t, b] * np.log(p[t, b]))
+            sums["approx_kl"] += ratio - 1 - np.log(ratio)
+            sums["clip_fraction"] += ratio > rho_clip
+    total = sums["policy_loss"] + VALUE * sums["value_loss"] - ENTROPY * sums["entropy"]
+    return {"loss": total, "count": rollout.valid.sum(), **sums}
+
+
+def trajectories_of(rollout):
+    return impala.Trajectories(
+        rollout.obs,
+        rollout.action,
+        rollout.extras,
+        rollout.reward,
+        rollout.terminated,
+        rollout.truncated,
+        rollout.valid,
+    )
+
+
+@pytest.mark.parametrize("correction", ["vtrace", "none"])
+def test_the_loss_equals_its_slow_twin(correction):
+    rollout = jax.tree.map(lambda x: x[0], acted_rollout(0, S=1, T=20, B=5))
+    network = networks.make(Config(hidden_sizes=(8,)), SPEC)
+    params = random_parameters(network)
+    policy, value = (np.asarray(x, float) for x in jax.jit(network.apply)(params, rollout.obs))
+    expected = twin_loss(policy, value, rollout, correction, 1.3, 0.8)
+    numbers = {
+        "rho_clip": 1.3,
+        "c_clip": 0.8,
+        "vtrace_lambda": 1.0,
+        "gamma": GAMMA,
+        "entropy_coef": ENTROPY,
+        "value_coef": VALUE,
+    }
+    hyper = impala.Hyper(**(dict.fromkeys(impala.Hyper._fields, 0.0) | numbers))
+    loss = functools.partial(impala.loss, network, impala.Config(correction=correction), hyper)
+    total, sums = jax.jit(loss)(params, trajectories_of(rollout))
+    assert 0 < expected["clip_fraction"] < expected["count"] < rollout.valid.size
+    assert float(total) == pytest.approx(expected["loss"], rel=1e-4)
+    assert set(sums) == set(expected)
+    for name, number in expected.items():
+        assert float(sums[name]) == pytest.approx(number, rel=1e-4), name
+
+
+@functools.cache
+def compiled(module, shape, **own):
+    S, T, B = shape
+    if module is impala:
+        own = {"lag": 0, "minibatch_size": S * T * B} | own
+    config = Config(
+        num_envs=S * B,
+        num_shards=S,
+        rollout_length=T,
+        hidden_sizes=(8,),
+        algo=module.Config(**own),
+    )
+    cfg.check(config)
+    algo = module.make(config, SPEC, local_pool(S))
+    network = networks.make(config, SPEC)
+
+    @jax.jit
+    def log_prob(params, obs, action):
+        return network.policy.log_prob(network.apply(params, obs)[0], action)
+
+    return algo, jax.jit(algo.init_shared)(jax.random.key(0)), jax.jit(algo.update), log_prob
+
+
+def updated(rollout, module=impala, learning_rate=1e-3, **own):
+    """Parameters and metrics of one update from the parameters of key 0."""
+    S, T, B = rollout.valid.shape
+    if module is impala:
+        own = {"vtrace_lambda": 0.9} | own
+    algo, shared, update, log_prob = compiled(module, (S, T, B), **own)
+    if rollout.extras is None:  # as if the policy had acted
+        params = algo.actor(shared).newest.params
+        extras = log_prob(params, rollout.obs[:, :-1], rollout.action)
+        rollout = rollout._replace(extras=extras)
+    hyper = shared.hyper._replace(learning_rate=jnp.float32(learning_rate))
+    shared, _, metrics = update(
+        shared._replace(hyper=hyper), jnp.zeros((S, B)), rollout, jax.random.key(1)
+    )
+    return getattr(algo.actor(shared), "newest", algo.actor(shared)).params, metrics
+
+
+def test_without_lag_and_minibatches_it_is_a2c():
+    rollout = rollout_of(1)._replace(extras=None)
+    one, metrics = updated(rollout)
+    other, expected = updated(rollout._replace(extras=()), a2c, gae_lambda=0.9)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), one, other)
+    for name in ("loss", "policy_loss", "value_loss", "entropy", "grad_norm"):
+        assert float(metrics[name]) == pytest.approx(float(expected[name]), rel=1e-4), name
+    assert abs(float(metrics["approx_kl"])) < 1e-6
+
+
+def test_masked_steps_do_not_reach_the_parameters():
+    rollout = acted_rollout(2)
+    spoiled = rollout._replace(
+        reward=np.where(rollout.valid, rollout.reward, 1e3),
+        extras=np.where(rollout.valid, rollout.extras, -9.0),
+    )
+    assert differing(updated(rollout)[0], updated(spoiled)[0]) == []
+
+
+def test_minibatches_are_whole_trajectories_each_once():
+    rollout = acted_rollout(3, ending=0.0)
+    _, whole = updated(rollout, learning_rate=0.0)
+    _, halves = updated(rollout, learning_rate=0.0, minibatch_size=2 * 8 * 2, epochs=3)
+    assert (whole["updates"], halves["updates"]) == (1, 3 * 2)
+    for name in ("value_loss", "policy_loss", "approx_kl"):
+        assert float(halves[name]) == pytest.approx(float(whole[name]), rel=1e-4), name
+    # One trajectory and a half of each shard: half of one would not fit V-trace.
+    with pytest.raises(UserError, match=r"minibatch_size=24 .*; try algo.minibatch_size=16"):
+        updated(rollout, minibatch_size=24)
+
+
+# --- the lag --------------------------------------------------------------------------------
+
+
+def test_training_acts_with_the_oldest_and_evaluation_with_the_newest_weights():
+    config = small({"lag": 1})
+    algo = impala.make(config, SPEC, local_pool(8))
+    actors = [algo.actor(jax.jit(algo.init_shared)(jax.random.key(seed))) for seed in (0, 1)]
+    mixed = impala.Actor(actors[0].behaviour, actors[1].newest)
+    obs, first = jax.random.normal(jax.random.key(2), (512, 4)), jnp.zeros(512, bool)
+    acted = jax.jit(lambda actor: algo.act(actor, (), (), obs, first, jax.random.key(3)))
+    assert differing(acted(mixed), acted(actors[0])) == []
+    assert differing(acted(mixed), acted(actors[1])) != []
+    for greedy in (False, True):
+        played = jax.jit(
+            lambda actor, greedy=greedy: algo.play(actor, (), obs, first, jax.random.key(3), greedy)
+        )
+        assert differing(played(mixed), played(actors[1])) == []
+        assert differing(played(mixed), played(actors[0])) != []
+
+
+@pytest.fixture(scope="module")
+def probing():
+    """By lag: a config for the probe environments, its runner on four devices, a shard on each."""
+
+    def of(lag):
+        own = {
+            "lag": lag,
+            "learning_rate": 1e-2,
+            "gamma": GAMMA,
+            "lr_schedule": "constant",
+            "vtrace_lambda": 0.9,
+            "minibatch_size": 256,
+        }
+        whole = {"num_envs": 64, "num_shards": 4, "hidden_sizes": (16,), "iterations": 250}
+        config = small(own, **whole)
+        return config, runner_of(config.replace(devices=4), Mixture())
+
+    return functools.cache(of)
+
+
+def test_the_acting_parameters_are_those_of_so_many_iterations_ago(probing):
+    _, runner = probing(2)
+    states = [runner.fetch(runner.init()), *(steps(runner, k)[0] for k in range(1, 6))]
+    newest = [runner.algo.actor(state.shared.algo).newest for state in states]
+    for k in range(1, 6):
+        assert differing(newest[k - 1].params, newest[k].params) != []
+        behaviour = runner.algo.actor(states[k].shared.algo).behaviour
+        assert differing(behaviour, newest[max(k - 2, 0)]) == []
+
+
+# --- runs -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+def test_impala_passes_the_probe_environments(lag, probing):
+    config, runner = probing(lag)
+    placed = runner.init()
+    for _ in range(config.num_iterations):
+        placed, *_ = runner.step(placed)
+    params = jax.tree.map(lambda x: x[0], runner.fetch_actor(placed).newest.params)
+    network = networks.make(config, Mixture.spec)
+    check_values(asked(lambda obs: network.apply(params, obs)[1]))
+    greedy = asked(lambda obs: network.apply(params, obs)[0].argmax(-1))
+    np.testing.assert_array_equal(greedy["Both"], [0, 1])
+
+
+def test_a_run_is_the_same_on_1_and_4_devices_and_goes_on_elsewhere(probing):
+    config, four = probing(2)
+    one = runner_of(config.replace(devices=1), Mixture())
+    reference, history = steps(one, 6)
+    state, other = steps(four, 6)
+    assert differing(reference, state) == []
+    assert differing(history, other) == []
+    half, _ = steps(four, 3)
+    assert differing(reference, steps(one, 3, half)[0]) == []
+
+
+@pytest.mark.slow
+def test_a_run_with_every_option_is_the_same_on_1_4_and_8_devices():
+    config = small(EVERYTHING, iterations=12)
+    reference, history = steps(runner_of(config.replace(devices=1)), 12)
+    for devices in (4, 8):
+        state, other = steps(runner_of(config.replace(devices=devices)), 12)
+        assert differing(reference, state) == []
+        assert differing(history, other) == []

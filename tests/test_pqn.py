@@ -1,0 +1,168 @@
+"""PQN: its loss and targets against slow NumPy twins, probes, the same bits everywhere."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from learners import GAMMA, Mixture, asked, check_values, random_parameters, rollout_of, steps
+from running import differing, runner_of
+
+from jaxrl_scale import config as cfg
+from jaxrl_scale import networks
+from jaxrl_scale.algos import pqn
+from jaxrl_scale.config import Config
+from jaxrl_scale.distributed import local_pool
+from jaxrl_scale.types import Box, Discrete, EnvSpec, UserError
+
+SPEC = EnvSpec("twin", (4,), Discrete(3))
+EVERYTHING = {"normalize_observations": True, "scale_rewards": True, "lr_schedule": "cosine"}
+
+
+def small(own=None, **changes):
+    whole = {"num_envs": 32, "num_shards": 8, "rollout_length": 8, "hidden_sizes": (8,)} | changes
+    config = Config(algo=pqn.Config(**{"minibatch_size": 128} | (own or {})), **whole)
+    cfg.check(config)
+    return config
+
+
+# --- the loss and the update ----------------------------------------------------------------
+
+
+def test_the_loss_equals_its_slow_twin():
+    rng, n = np.random.default_rng(0), 64
+    network = networks.make_q(small(), SPEC, layer_norm=True)
+    params = random_parameters(network)
+    batch = pqn.Samples(
+        obs=rng.normal(size=(n, 4)).astype(np.float32),
+        action=rng.integers(0, 3, n),
+        target=rng.normal(size=n).astype(np.float32),
+        valid=rng.random(n) < 0.8,
+    )
+    q = np.asarray(jax.jit(network.apply)(params, batch.obs), float)
+    chosen = [q[i, batch.action[i]] for i in range(n) if batch.valid[i]]
+    total, sums = jax.jit(functools.partial(pqn.loss, network))(params, batch)
+    error = sum(0.5 * (x - y) ** 2 for x, y in zip(chosen, batch.target[batch.valid], strict=True))
+    assert float(total) == float(sums["loss"]) == pytest.approx(error, rel=1e-4)
+    assert float(sums["q_mean"]) == pytest.approx(sum(chosen), rel=1e-4)
+    assert float(sums["count"]) == batch.valid.sum()
+
+
+@pytest.fixture(scope="module")
+def updating():
+    """``update(rollout, learning_rate) -> (Shared, metrics)`` in minibatches of a quarter."""
+    S, T, B = 2, 8, 4
+    own = {"minibatch_size": S * T * B // 4, "epochs": 2, "return_lambda": 0.8, "gamma": GAMMA}
+    config = small(own, num_envs=S * B, num_shards=S, rollout_length=T)
+    algo = pqn.make(config, SPEC, local_pool(S))
+    update = jax.jit(algo.update)
+
+    shared = jax.jit(algo.init_shared)(jax.random.key(0))
+
+    def of(rollout, learning_rate):
+        hyper = shared.hyper._replace(learning_rate=jnp.float32(learning_rate))
+        start = shared._replace(hyper=hyper)
+        end, _, metrics = update(start, jnp.zeros((S, B)), rollout, jax.random.key(1))
+        return end, metrics
+
+    return config, shared.params, of
+
+
+def test_masked_steps_do_not_reach_the_parameters(updating):
+    _, _, update = updating
+    rollout = rollout_of(0)
+    assert not rollout.valid.all()
+    spoiled = rollout._replace(reward=np.where(rollout.valid, rollout.reward, 1e3))
+    one, other = (update(r, 1e-2)[0].params for r in (rollout, spoiled))
+    assert differing(one, other) == []
+
+
+def test_every_sample_is_regressed_onto_its_lambda_return_once_an_epoch(updating):
+    config, start, update = updating
+    rollout = rollout_of(1, ending=0.0)  # as many valid samples in every minibatch
+    terminated = np.zeros_like(rollout.terminated)
+    terminated[0, 3, 1] = terminated[1, -1, 2] = True
+    rollout = rollout._replace(terminated=terminated)
+    network = networks.make_q(config, SPEC, layer_norm=True)
+    q = np.asarray(jax.jit(network.apply)(start, rollout.obs), float)
+    target = np.zeros(rollout.valid.shape)
+    for t in reversed(range(8)):
+        best = q[:, t + 1].max(-1)
+        later = best if t == 7 else 0.2 * best + 0.8 * target[:, t + 1]
+        target[:, t] = rollout.reward[:, t] + np.where(terminated[:, t], 0.0, GAMMA * later)
+    chosen = np.take_along_axis(q[:, :-1], rollout.action[..., None], -1)[..., 0]
+    _, metrics = update(rollout, 0.0)
+    assert float(metrics["loss"]) == pytest.approx(0.5 * ((chosen - target) ** 2).mean(), rel=1e-4)
+    assert float(metrics["q_mean"]) == pytest.approx(chosen.mean(), rel=1e-4)
+    assert metrics["updates"] == 2 * 4
+
+
+def test_the_network_has_layer_norm_unless_it_is_switched_off():
+    for layer_norm in (True, False):
+        algo = pqn.make(small({"layer_norm": layer_norm}), SPEC, local_pool(8))
+        params = jax.eval_shape(algo.init_shared, jax.random.key(0)).params
+        assert ("LayerNorm" in str(params)) == layer_norm
+
+
+def test_continuous_actions_are_refused():
+    with pytest.raises(UserError, match="algo pqn needs discrete actions"):
+        pqn.make(small(), EnvSpec("box", (4,), Box(-1.0, 1.0, (1,))), local_pool(8))
+
+
+# --- exploration ----------------------------------------------------------------------------
+
+
+def test_epsilon_falls_linearly_over_its_part_of_the_run():
+    own = {"epsilon_start": 0.9, "epsilon_end": 0.1, "exploration_fraction": 0.5}
+    algo = pqn.make(small(own, iterations=100), SPEC, local_pool(8))
+    shared = algo.init_shared(jax.random.key(0))
+    found = [
+        float(algo.actor(shared._replace(iteration=jnp.int32(k))).epsilon) for k in (0, 25, 50, 99)
+    ]
+    np.testing.assert_allclose(found, [0.9, 0.5, 0.1, 0.1], atol=1e-6)
+    never = pqn.make(small(own | {"exploration_fraction": 0.0}), SPEC, local_pool(8))
+    assert float(never.actor(never.init_shared(jax.random.key(0))).epsilon) >= 0.1
+
+
+# --- runs -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def probing():
+    """A config for the probe environments and its runner on four devices, a shard on each."""
+    own = {"learning_rate": 5e-3, "gamma": GAMMA, "lr_schedule": "constant", "epsilon_end": 0.5}
+    config = small(own, num_envs=64, num_shards=4, hidden_sizes=(16,), iterations=150)
+    return config, runner_of(config.replace(devices=4), Mixture())
+
+
+def test_pqn_passes_the_probe_environments(probing):
+    config, runner = probing
+    state, _ = steps(runner, config.num_iterations)
+    params = jax.tree.map(lambda x: x[0], state.shared.algo.params)
+    network = networks.make_q(config, Mixture.spec, layer_norm=True)
+    q = asked(lambda obs: network.apply(params, obs))
+    for action in (0, 1):  # which only in Both matters
+        check_values({name: x[:, action] for name, x in q.items()} | {"Both": q["Both"].max(-1)})
+    np.testing.assert_allclose(q["Both"], [[1.0, -1.0], [-1.0, 1.0]], atol=0.2)
+
+
+def test_a_run_is_the_same_on_1_and_4_devices_and_goes_on_elsewhere(probing):
+    config, four = probing
+    one = runner_of(config.replace(devices=1), Mixture())
+    reference, history = steps(one, 6)
+    state, other = steps(four, 6)
+    assert differing(reference, state) == []
+    assert differing(history, other) == []
+    half, _ = steps(four, 3)
+    assert differing(reference, steps(one, 3, half)[0]) == []
+
+
+@pytest.mark.slow
+def test_a_run_with_every_option_is_the_same_on_1_4_and_8_devices():
+    config = small(EVERYTHING, iterations=12)
+    reference, history = steps(runner_of(config.replace(devices=1)), 12)
+    for devices in (4, 8):
+        state, other = steps(runner_of(config.replace(devices=devices)), 12)
+        assert differing(reference, state) == []
+        assert differing(history, other) == []

@@ -1,0 +1,300 @@
+"""PPO with a memory: against a slow NumPy twin, its resets, its sequences, its exactness."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import probes
+import pytest
+from running import differing, run, runner_of, small
+from test_ppo import hyper, twin_loss
+
+from jaxrl_scale import config as cfg
+from jaxrl_scale.algos import ppo
+from jaxrl_scale.checkpoint import Checkpoints
+from jaxrl_scale.config import Config
+from jaxrl_scale.distributed import local_pool
+from jaxrl_scale.evaluate import Evaluator
+from jaxrl_scale.types import Box, Discrete, EnvSpec, Rollout, UserError
+
+SPEC = EnvSpec("twin", (5,), Discrete(3))
+
+
+def recurrent(algo=None, **changes):
+    """A small run whose rollouts, of 18 steps, begin within the probe's episodes of 4."""
+    own = {"recurrent": True, "learning_rate": 1e-2, "gamma": 0.9, "lr_schedule": "constant"}
+    whole = {"hidden_sizes": (16,), "devices": 2, "rollout_length": 18}
+    return small(own | {"minibatch_size": 288} | (algo or {}), **whole | changes)
+
+
+def random_network(rng, hidden_sizes=(6, 8), spec=SPEC):
+    config = Config(hidden_sizes=hidden_sizes, algo=ppo.Config(recurrent=True))
+    network = ppo.make_network(config, spec)
+    params = jax.tree.map(
+        lambda x: jnp.asarray(rng.normal(0, 0.5, x.shape), jnp.float32),
+        network.init(jax.random.key(0)),
+    )
+    return network, params
+
+
+def twin_unroll(params, carry, obs, is_first):
+    """One environment, one step after the other: a dense layer and a GRU as in
+    https://arxiv.org/abs/1406.1078, with the reset gate behind the matrix product (as cuDNN)."""
+
+    def dense(layer, x):
+        return x @ np.asarray(layer["kernel"]) + np.asarray(layer.get("bias", 0.0))
+
+    def sigmoid(x):
+        return 1 / (1 + np.exp(-x))
+
+    gru, policies, values = params["memory"], [], []
+    for seen, first in zip(obs, is_first, strict=True):
+        h = np.zeros_like(carry) if first else carry
+        x = np.tanh(dense(params["torso"]["Dense_0"], seen))
+        reset = sigmoid(dense(gru["ir"], x) + dense(gru["hr"], h))
+        update = sigmoid(dense(gru["iz"], x) + dense(gru["hz"], h))
+        new = np.tanh(dense(gru["in"], x) + reset * dense(gru["hn"], h))
+        carry = (1 - update) * new + update * h
+        policies.append(np.append(dense(params["policy"], carry), params.get("log_std", [])))
+        values.append(dense(params["value"], carry)[0])
+    return carry, np.asarray(policies), np.asarray(values)
+
+
+@pytest.mark.parametrize("action", [Discrete(3), Box(-2.0, 2.0, (2,))], ids=["discrete", "box"])
+def test_the_loss_of_sequences_equals_its_slow_twin(action):
+    rng = np.random.default_rng(0)
+    continuous = isinstance(action, Box)
+    network, params = random_network(rng, spec=EnvSpec("twin", (5,), action))
+    L, n = 12, 5
+    batch = ppo.Samples(
+        carry=rng.normal(size=(1, n, 8)).astype(np.float32),
+        obs=rng.normal(size=(L, n, 5)).astype(np.float32),
+        is_first=rng.random((L, n)) < 0.2,
+        action=rng.normal(size=(L, n, 2)) if continuous else rng.integers(0, 3, (L, n)),
+        log_prob=rng.normal(-1.1, 0.3, (L, n)).astype(np.float32),
+        value=rng.normal(size=(L, n)).astype(np.float32),
+        advantage=rng.normal(size=(L, n)).astype(np.float32),
+        target=rng.normal(size=(L, n)).astype(np.float32),
+        valid=rng.random((L, n)) < 0.8,
+    )
+    total, sums = ppo.loss(network, ppo.Config(), hyper(), params, jax.tree.map(jnp.asarray, batch))
+    expected = dict.fromkeys(("loss", *sums), 0.0)
+    for i in range(n):
+        _, policy, value = twin_unroll(
+            params, batch.carry[0, i], batch.obs[:, i], batch.is_first[:, i]
+        )
+        alone = jax.tree.map(lambda x, i=i: x[:, i], batch._replace(carry=()))
+        for name, number in twin_loss(policy, value, alone, continuous, False).items():
+            expected[name] += number
+    assert 0 < expected["clip_fraction"] < batch.valid.sum()  # both branches are exercised
+    assert float(total) == pytest.approx(expected["loss"], rel=1e-4)
+    for name, number in expected.items():
+        assert float(sums[name]) == pytest.approx(number, rel=1e-4), name
+
+
+# --- an episode's memory ends with it -------------------------------------------------------
+
+
+def two_episodes(rng):
+    """Two episodes of four and five observations as rollouts ``[S=1, T, B]``: one behind the
+    other in one environment, and each in its own."""
+    first, second = rng.normal(size=(4, 5)), rng.normal(size=(5, 5))
+    names = {name: rng.normal(size=8) for name in ("reward", "extras")}
+    action = rng.integers(0, 3, 8).astype(np.int32)
+    ends = np.arange(8) == 2  # the step after it is a reset
+
+    def rollout(shape, obs, is_first, carry):
+        def steps(x):  # [8] to [1, T, B]
+            return np.asarray(x).reshape(shape[::-1]).T[None]
+
+        return Rollout(
+            obs=np.asarray(obs, np.float32)[None],
+            is_first=np.asarray(is_first)[None],
+            action=steps(action),
+            reward=steps(names["reward"]).astype(np.float32),
+            terminated=steps(ends),
+            truncated=np.zeros((1, *shape), bool),
+            valid=steps(np.arange(8) != 3),
+            carry=np.asarray(carry, np.float32)[None],
+            extras=steps(names["extras"] / 9 - 1.1).astype(np.float32),
+        )
+
+    together = rollout(
+        (8, 1),
+        np.concatenate([first, second])[:, None],
+        (np.arange(9) % 4 == 0)[:, None] & (np.arange(9) < 8)[:, None],
+        rng.normal(size=(1, 16)),
+    )
+    apart = rollout(
+        (4, 2),
+        np.stack([np.concatenate([first, second[:1]]), second], 1),
+        np.asarray([[True, True], *[[False, False]] * 3, [True, False]]),
+        rng.normal(size=(2, 16)),  # a memory of what was before, which is_first empties
+    )
+    return together, apart
+
+
+def updated(rollout, exact=True):
+    _, T, B = rollout.valid.shape
+    config = Config(
+        num_envs=B,
+        num_shards=1,
+        rollout_length=T,
+        hidden_sizes=(16,),
+        algo=ppo.Config(recurrent=True, minibatch_size=T * B, epochs=2),
+    )
+    cfg.check(config)
+    algo = ppo.make(config, SPEC, local_pool(1, exact))
+    shared = algo.init_shared(jax.random.key(0))
+    return jax.jit(algo.update)(shared, jnp.zeros((1, B)), rollout, jax.random.key(1))
+
+
+def assert_near(one, other):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), one, other)
+
+
+def test_two_episodes_in_one_rollout_teach_what_they_teach_apart():
+    together, apart = two_episodes(np.random.default_rng(1))
+    one, _, metrics = updated(together)
+    other, _, other_metrics = updated(apart)
+    assert_near((one.params, metrics), (other.params, other_metrics))
+    # What a reset step holds teaches nothing.
+    spoiled = apart._replace(
+        reward=np.where(apart.valid, apart.reward, 1e3),
+        extras=np.where(apart.valid, apart.extras, -9.0),
+        action=np.where(apart.valid, apart.action, (apart.action + 1) % 3),
+    )
+    assert differing(other.params, updated(spoiled)[0].params) == []
+    # One big batch does the same within rounding.
+    assert_near(other.params, updated(apart, exact=False)[0].params)
+
+
+def test_acting_empties_the_memory_where_an_episode_begins():
+    rng = np.random.default_rng(3)
+    _, params = random_network(rng, (6, 16))
+    config = Config(hidden_sizes=(6, 16), algo=ppo.Config(recurrent=True))
+    algo = ppo.make(config, SPEC, local_pool(8))
+    actor = algo.actor(algo.init_shared(jax.random.key(0)))._replace(params=params)
+    obs = rng.normal(size=(6, 2, 5)).astype(np.float32)
+    is_first = np.asarray([[0, 1], [0, 0], [1, 0], [0, 0], [0, 1], [0, 0]], bool)
+    start = rng.normal(size=(2, 16)).astype(np.float32)
+    carry = played = jnp.asarray(start)
+    for t in range(6):
+        key = jax.random.key(t)
+        action, carry, log_prob = algo.act(actor, None, carry, obs[t], is_first[t], key)
+        sampled, played = algo.play(actor, played, obs[t], is_first[t], key, False)
+        np.testing.assert_array_equal(action, sampled)
+        greedy, _ = algo.play(actor, played, obs[t], is_first[t], key, True)
+        for i in range(2):
+            remembered, policy, _ = twin_unroll(
+                params, start[i], obs[: t + 1, i], is_first[: t + 1, i]
+            )
+            np.testing.assert_allclose(carry[i], remembered, atol=1e-5)
+            p = np.exp(policy[-1]) / np.exp(policy[-1]).sum()
+            assert float(log_prob[i]) == pytest.approx(np.log(p[action[i]]), abs=1e-5)
+    assert greedy.shape == (2,)
+    assert (algo.init_carry(3) == 0).all()
+
+
+# --- the whole loop -------------------------------------------------------------------------
+
+EVERYTHING = {
+    "normalize_observations": True,
+    "scale_rewards": True,
+    "clip_value": True,
+    "target_kl": 0.05,
+}
+ITERATIONS = 60
+
+
+@pytest.fixture(scope="module")
+def remembering():
+    """A run on two devices on the task that needs memory: runner, final state, history."""
+    config = recurrent(EVERYTHING, iterations=ITERATIONS)
+    runner = runner_of(config, probes.Memory())
+    state, history = steps(runner, runner.init(), ITERATIONS)
+    return runner, runner.fetch(state), history
+
+
+def steps(runner, state, count):
+    history = []
+    for _ in range(count):
+        state, metrics, _ = runner.step(state)
+        history.append(metrics)
+    return state, history
+
+
+def mean_return(history):
+    return sum(m["total_return"][0] for m in history) / sum(m["ended"][0] for m in history)
+
+
+def test_a_memory_solves_what_needs_memory(remembering):
+    runner, final, history = remembering
+    assert mean_return(history[-5:]) > 0.9
+    play = Evaluator(runner.env, runner.algo, runner.placement, 64, greedy=True)
+    assert play(runner.algo.actor(final.shared.algo), runner.seeds).mean() == 1.0
+
+
+def test_without_a_memory_it_is_not_solved():
+    _, history = run(recurrent({"recurrent": False}, iterations=ITERATIONS), probes.Memory())
+    assert abs(mean_return(history[-20:])) < 0.1
+
+
+def test_learning_sees_the_policy_that_acted(remembering):
+    # Without a step of the optimiser all ratios are 1, if the memory is rebuilt as it was.
+    runner, final, history = remembering
+    assert history[-1]["approx_kl"][0] > 1e-5
+    assert history[-1]["entropy"][0] < 0.6  # not the uniform policy, where any memory would do
+    assert np.abs(final.local.carry).max() > 0.1
+    hyper = final.shared.algo.hyper
+    still = hyper._replace(learning_rate=np.zeros_like(hyper.learning_rate))
+    frozen = final._replace(
+        shared=final.shared._replace(algo=final.shared.algo._replace(hyper=still))
+    )
+    _, history = steps(runner, runner.place(frozen), 3)
+    assert max(m["approx_kl"][0] for m in history) < 1e-9
+    assert max(m["clip_fraction"][0] for m in history) == 0
+
+
+def test_a_run_is_the_same_on_any_number_of_devices_and_in_a_population(remembering):
+    runner, final, _ = remembering
+    for devices in (1, 4, 8):
+        other, _ = run(runner.config.replace(devices=devices), probes.Memory())
+        assert differing(final, other) == [], f"{devices} devices"
+    several, _ = run(runner.config.replace(num_seeds=2), probes.Memory())
+    assert differing(final, jax.tree.map(lambda x: x[:1], several)) == []
+
+
+def test_a_checkpoint_goes_on_as_if_nothing_had_happened(remembering, tmp_path):
+    runner, final, _ = remembering
+    state, _ = steps(runner, runner.init(), ITERATIONS - 3)
+    checkpoints = Checkpoints(tmp_path, 1)
+    checkpoints.save(ITERATIONS - 3, runner.fetch(state), {}, None)
+    checkpoints.wait()
+    _, saved, _ = checkpoints.restore(runner.abstract_state(), print)
+    checkpoints.close()
+    state, _ = steps(runner, runner.place(saved), 3)
+    assert differing(final, runner.fetch(state)) == []
+
+
+# --- sizes ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("size", "try_instead"), [(64, 128), (200, 256), (384, 256), (640, 512), (4096, 1024)]
+)
+def test_minibatches_of_broken_sequences_are_refused(size, try_instead):
+    config = recurrent(
+        {"minibatch_size": 128}, rollout_length=16
+    )  # 8 environments a shard, 16 steps, 8 shards
+    wrong = config.replace(algo=dataclasses.replace(config.algo, minibatch_size=size))
+    with pytest.raises(UserError, match=rf"^algo.minibatch_size={size}: with algo.rec.*\S$") as e:
+        cfg.check(wrong)
+    assert str(e.value).endswith(f"try algo.minibatch_size={try_instead}")
+    cfg.check(config.replace(algo=dataclasses.replace(config.algo, minibatch_size=try_instead)))
+
+
+def test_a_memory_needs_a_hidden_layer():
+    with pytest.raises(UserError, match="try hidden_sizes=64,64"):
+        recurrent(hidden_sizes=())
