@@ -351,7 +351,7 @@ def make(config: cfg.Config, spec: EnvSpec, pool: Pool) -> Algorithm:
                 jnp.zeros(len(STEP_METRICS)),
             ),
         )
-        metrics = dict(zip(STEP_METRICS, totals / steps, strict=True))
+        metrics = dict(zip(STEP_METRICS, totals * (1 / steps), strict=True))
         metrics["updates"] = (steps - stopped).astype(jnp.float32)
         metrics["learning_rate"] = learning_rate
         metrics["param_norm"] = optax.tree.norm(flat_params)  # tells when they are not finite
