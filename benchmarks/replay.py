@@ -65,9 +65,11 @@ def ours(size: int, prioritised: bool) -> Run:
             key_k = jax.random.fold_in(key, k)
             if prioritised:
                 total = replay.sum_pairwise(priorities[-1])
-                at = replay.find(priorities, replay.strata(key_k, total, BATCH))
+                at = replay.find(
+                    priorities, replay.strata(jax.random.uniform(key_k, (BATCH,)), total)
+                )
             else:
-                at = replay.sample(key_k, stored, size, N_STEP * NUM_ENVS, BATCH)
+                at = replay.sample(key_k, stored, size, N_STEP * NUM_ENVS, (BATCH,))
             batch = replay.gather(one, at, N_STEP, NUM_ENVS)
             reward, _ = replay.n_step(batch.reward, batch.terminated, batch.truncated, 0.99)
             if prioritised:

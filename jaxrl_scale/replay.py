@@ -87,10 +87,10 @@ def insert(ring: Ring, rollout: Rollout, start: Array) -> Ring:
     return jax.tree.map(put, ring, rows)
 
 
-def sample(key: Key, stored: Window, num_rows: int, reach: int, count: int) -> Array:
-    """Rows ``[count]`` of one shard, drawn uniformly among those whose successor ``reach`` rows on
-    is stored too."""
-    age = jax.random.randint(key, (count,), 0, stored.stored - reach)
+def sample(key: Key, stored: Window, num_rows: int, reach: int, shape: tuple[int, ...]) -> Array:
+    """Rows of one shard, drawn uniformly among those whose successor ``reach`` rows on is stored
+    too."""
+    age = jax.random.randint(key, shape, 0, stored.stored - reach)
     return (stored.oldest + age) % num_rows
 
 
@@ -185,9 +185,10 @@ def set_priorities(priorities: Priorities, index: Array, value: Array) -> Priori
     return tuple(levels)
 
 
-def strata(key: Key, total: Array, count: int) -> Array:
-    """One random point in each of ``count`` equal parts of ``[0, total)``."""
-    return (jnp.arange(count) + jax.random.uniform(key, (count,))) * (total * (1 / count))
+def strata(uniform: Array, total: Array) -> Array:
+    """One point in each of ``M`` equal parts of ``[0, total)``, from random numbers ``[M]``."""
+    (count,) = uniform.shape
+    return (jnp.arange(count) + uniform) * (total * (1 / count))
 
 
 def find(priorities: Priorities, point: Array) -> Array:

@@ -140,7 +140,6 @@ def test_a_gradient_step_is_that_of_a_slow_twin():
     after, there, metrics = jax.jit(algo.update)(shared, local, rollout, jax.random.key(1))
 
     network = networks.make_q(config, SPEC, dueling=True)
-    key = jax.random.fold_in(jax.random.key(1), 0)
     valid, reward = np.asarray(rollout.valid), np.asarray(rollout.reward)
     terminated = np.asarray(rollout.terminated)
     bootstrap = np.where(terminated[:, :-1], 0.0, 0.99 * np.asarray(values[1][:, 1:]))
@@ -152,7 +151,8 @@ def test_a_gradient_step_is_that_of_a_slow_twin():
     samples, expected = [], first.copy()
     for s in range(S):
         running = first[s].reshape(-1).cumsum()
-        points = replay.strata(jax.random.fold_in(key, s), jnp.float32(running[-1]), 8)
+        uniform = jax.random.uniform(jax.random.fold_in(jax.random.key(1), s), (1, 8))[0]
+        points = replay.strata(uniform, jnp.float32(running[-1]))
         for row in np.searchsorted(running, np.asarray(points), side="right"):
             t, b = divmod(row, B)
             value = target_q[s, t + 1, b, q[s, t + 1, b].argmax()]

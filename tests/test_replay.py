@@ -81,7 +81,7 @@ def test_a_ring_holds_the_last_steps_in_the_order_of_time(count):
 @pytest.mark.parametrize("n", [1, 3])
 def test_what_is_drawn_has_its_successor_and_all_of_that_is_drawn(count, n):
     _, stored, _ = filled(count)
-    rows = replay.sample(jax.random.key(0), stored, NUM_ROWS, n * B, 5000)
+    rows = replay.sample(jax.random.key(0), stored, NUM_ROWS, n * B, (5000,))
     kept = min(count, SLOTS) * T
     age = (np.asarray(rows) - int(stored.oldest)) % NUM_ROWS
     np.testing.assert_array_equal(np.unique(age), np.arange((kept - n) * B))
@@ -164,7 +164,7 @@ def test_a_row_is_found_where_the_running_sum_passes_the_point():
 
 
 def test_a_batch_has_one_point_in_every_stratum():
-    points = replay.strata(jax.random.key(0), jnp.float32(8.0), 16)
+    points = replay.strata(jax.random.uniform(jax.random.key(0), (16,)), jnp.float32(8.0))
     np.testing.assert_array_equal(np.floor(np.asarray(points) / 0.5), np.arange(16))
 
 

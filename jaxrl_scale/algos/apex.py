@@ -49,7 +49,7 @@ class Config:
     double: bool = option(True, "the network chooses the action whose target value counts")
     dueling: bool = option(True, "value and advantages from two streams")
     huber_delta: float | None = option(
-        1.0, "errors beyond it count linearly; none: all of them squared", low=0
+        None, "errors beyond it count linearly; none: all of them squared", low=0
     )
     target_period: int = option(1, "gradient steps between updates of the target network", low=1)
     tau: float = option(0.005, "how far it then moves; 1: a copy", low=0, high=1)
@@ -224,13 +224,18 @@ def make(config: cfg.Config, spec: EnvSpec, pool: Pool) -> Algorithm:
         optimize = adam(hyper, learning_rate)
         _, unravel = ravel_pytree(shared.params)
 
+        def shard_uniform(index: Array) -> Array:
+            shape = own.updates_per_iteration, own.batch_size // pool.num_shards
+            return jax.random.uniform(jax.random.fold_in(key, index), shape)
+
+        uniform = pool.map(shard_uniform, index)  # [S, updates, M]
+
         def gradient_step(step: Array, moving: tuple) -> tuple:
             params, target_params, optimizer_state, priorities, totals = moving
-            key_step = jax.random.fold_in(key, step)
 
-            def shard_points(index: Array, top: Array) -> tuple[Array, Array]:
-                count, total = own.batch_size // pool.num_shards, replay.sum_pairwise(top)
-                return total, replay.strata(jax.random.fold_in(key_step, index), total, count)
+            def shard_points(top: Array, uniform: Array) -> tuple[Array, Array]:
+                total = replay.sum_pairwise(top)
+                return total, replay.strata(uniform, total)
 
             def shard_batch(
                 ring: replay.Ring, priorities: replay.Priorities, points: Array
@@ -256,7 +261,7 @@ def make(config: cfg.Config, spec: EnvSpec, pool: Pool) -> Algorithm:
                 largest = jax.nn.one_hot(index, pool.num_shards) * weight.max()
                 return priority(error, hyper.priority_exponent), (gradient, sums, largest)
 
-            total, points = pool.map(shard_points, index, priorities[-1])
+            total, points = pool.map(shard_points, priorities[-1], uniform[:, step])
             at, drawn, batch = jax.vmap(shard_batch)(local.ring, priorities, points)
             # `Pool.grad`, but that the errors stay in their shard.
             drawn, terms = pool.map(shard_gradient, index, batch, drawn, total)

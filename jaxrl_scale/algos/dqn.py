@@ -40,7 +40,7 @@ class Config:
     double: bool = option(True, "the network chooses the action whose target value counts")
     dueling: bool = option(False, "value and advantages from two streams")
     huber_delta: float | None = option(
-        1.0, "errors beyond it count linearly; none: all of them squared", low=0
+        None, "errors beyond it count linearly; none: all of them squared", low=0
     )
     target_period: int = option(1, "gradient steps between updates of the target network", low=1)
     tau: float = option(0.005, "how far it then moves; 1: a copy", low=0, high=1)
@@ -167,9 +167,10 @@ def make(config: cfg.Config, spec: EnvSpec, pool: Pool) -> Algorithm:
     """DQN for one environment, on whatever shards ``pool`` stands for."""
     own: Config = config.algo
     network = networks.make_q(config, spec, dueling=own.dueling)
-    rows = config.rollout_length * config.envs_per_shard  # of an iteration, in one shard
+    num_envs = config.envs_per_shard
+    rows = config.rollout_length * num_envs  # of an iteration, in one shard
     num_rows = own.replay_size // pool.num_shards
-    reach = own.n_step * config.envs_per_shard
+    reach = own.n_step * num_envs
     step_metrics = ("loss", "q_mean", "td_error", "grad_norm")
 
     def adam(hyper: Hyper, learning_rate: Array) -> optax.GradientTransformation:
@@ -222,11 +223,11 @@ def make(config: cfg.Config, spec: EnvSpec, pool: Pool) -> Algorithm:
         optimize = adam(hyper, learning_rate)
         _, unravel = ravel_pytree(shared.params)
 
-        def shard_transitions(key: Key, index: Array, ring: replay.Ring) -> replay.Transition:
-            key = jax.random.fold_in(key, index)
-            count = own.batch_size // pool.num_shards
-            chosen = replay.sample(key, stored, num_rows, reach, count)
-            return replay.gather(ring, chosen, own.n_step, config.envs_per_shard)
+        def shard_choices(index: Array) -> Array:
+            shape = own.updates_per_iteration, own.batch_size // pool.num_shards
+            return replay.sample(jax.random.fold_in(key, index), stored, num_rows, reach, shape)
+
+        choices = jax.vmap(shard_choices)(pool.shard_index())  # [S, updates, M]
 
         def gradient_step(step: Array, moving: tuple) -> tuple:
             params, target_params, optimizer_state, totals, shard_totals = moving
@@ -242,11 +243,10 @@ def make(config: cfg.Config, spec: EnvSpec, pool: Pool) -> Algorithm:
                 total, (_, sums) = loss(network, own.double, hyper, *networks_params, batch)
                 return total, (sums, jax.nn.one_hot(index, pool.num_shards) * total)
 
-            index = pool.shard_index()
-            batch = jax.vmap(shard_transitions, (None, 0, 0))(
-                jax.random.fold_in(key, step), index, ring
-            )  # [S, M, ...]
-            gradient, (sums, shard_sums) = pool.grad(shard_loss, params, index, batch)
+            batch = jax.vmap(
+                lambda ring, choice: replay.gather(ring, choice[step], own.n_step, num_envs)
+            )(ring, choices)  # [S, M, ...]
+            gradient, (sums, shard_sums) = pool.grad(shard_loss, params, pool.shard_index(), batch)
             # The count of valid samples came in the same collective: the mean is taken here.
             share = 1 / jnp.maximum(sums["count"], 1)
             gradient = gradient * share
