@@ -565,7 +565,7 @@ def test_a_link_cut_for_three_seconds_is_waited_for(world, reference, path, netw
 @pytest.mark.timeout(3600)
 def test_twenty_random_kills_lose_nothing(world, path):
     """Any process, at any moment, the meeting at the start included."""
-    longer = ["--iterations", 3000, "--checkpoint_every", 5, "--eval_every", 1000]
+    longer = ["--iterations", 1500, "--checkpoint_every", 5, "--eval_every", 500]
     alone = path.with_name("soak_alone")
     world.train_well(alone, *longer)
     random_, before, kills = random.Random(0), [0], 0
