@@ -3,7 +3,16 @@
     python -m venv --system-site-packages /tmp/flashbax && /tmp/flashbax/bin/pip install flashbax
     /tmp/flashbax/bin/python benchmarks/replay.py
 
-TODO result
+Microseconds of an iteration (one shard, 64 environments, 16 steps in, 16 batches of 256 out),
+median of 30 in turn, two cores of a virtual machine (Intel Xeon, AVX-512), jax 0.10.2, flashbax
+0.1.3:
+
+    uniform         10,240 steps: ours      920, flashbax    1,246, 1.4 times
+    uniform        102,400 steps: ours    1,235, flashbax    1,436, 1.2 times
+    uniform      1,024,000 steps: ours    2,917, flashbax    1,469, 0.5 times
+    prioritised     10,240 steps: ours    1,787, flashbax    2,208, 1.2 times
+    prioritised    102,400 steps: ours    2,418, flashbax    3,238, 1.3 times
+    prioritised  1,024,000 steps: ours    4,144, flashbax    4,150, 1.0 times
 """
 
 from __future__ import annotations

@@ -235,6 +235,20 @@ def check_minibatches(config: Config, minibatch_size: int) -> None:
         )
 
 
+def check_trajectories(config: Config, minibatch_size: int) -> None:
+    """Check that minibatches are of whole trajectories, equally many of every shard."""
+    unit = config.num_shards * config.rollout_length
+    number = config.envs_per_shard
+    fitting = [unit * d for d in range(1, number + 1) if number % d == 0]
+    if minibatch_size not in fitting:
+        near = min(fitting, key=lambda size: abs(size - minibatch_size))
+        raise UserError(
+            f"algo.minibatch_size={minibatch_size} does not cut an iteration into whole "
+            f"trajectories of rollout_length={config.rollout_length}, equally many of each of "
+            f"num_shards={config.num_shards}; try algo.minibatch_size={near}"
+        )
+
+
 def largest_divisor(number: int, limit: int) -> int:
     """The largest divisor of ``number`` that is not above ``limit``."""
     return next(d for d in range(min(number, limit), 0, -1) if number % d == 0)

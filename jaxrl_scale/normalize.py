@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from jaxrl_scale.types import Array, Pool
@@ -72,7 +73,17 @@ def pooled_moments(
 
 
 def merge(old: Statistics, count: Array, mean: Array, variance: Array) -> Statistics:
-    """``old`` and a batch of ``count`` samples with the given moments, together."""
+    """``old`` and a batch of ``count`` samples with the given moments, together.
+
+    Computed in a loop over two copies, which XLA neither inlines nor fuses with what stands
+    around it: which of these products become fused multiply-adds would otherwise depend on
+    that, and a member of a population would differ from the single run.
+    """
+    twice = jax.tree.map(lambda x: jnp.stack([x, x]), (old, count, mean, variance))
+    return jax.tree.map(lambda x: x[0], jax.lax.map(lambda args: _merge(*args), twice))
+
+
+def _merge(old: Statistics, count: Array, mean: Array, variance: Array) -> Statistics:
     before = old.high.astype(jnp.float32) * _WORD + old.low.astype(jnp.float32)
     share = count / jnp.maximum(before + count, 1.0)  # the batch's weight in the whole
     delta = mean - old.mean

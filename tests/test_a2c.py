@@ -101,7 +101,10 @@ def test_masked_steps_do_not_reach_the_parameters(updated):
     _, _, update = updated
     rollout = rollout_of(0, actions=2)
     assert not rollout.valid.all()
-    spoiled = rollout._replace(reward=np.where(rollout.valid, rollout.reward, 1e3))
+    spoiled = rollout._replace(
+        reward=np.where(rollout.valid, rollout.reward, 1e3),
+        action=np.where(rollout.valid, rollout.action, 1 - rollout.action),
+    )
     moved = rollout._replace(reward=np.where(rollout.valid, rollout.reward + 1, 1e3))
     one, other, third = (update(r)[0].params for r in (rollout, spoiled, moved))
     assert differing(one, other) == []

@@ -40,7 +40,7 @@ def test_a_run_ends_bit_identical_on_1_2_4_and_8_devices(name):
 
 
 def test_a_member_of_a_population_is_the_single_run_of_its_seed():
-    config = small(iterations=6)
+    config = small({"normalize_observations": True, "scale_rewards": True}, iterations=8)
     for members, devices in ((4, 2), (3, 2)):  # whole members on devices; shards on devices
         state, _ = run(config.replace(num_seeds=members, seed=5, devices=devices))
         single, _ = run(config.replace(seed=7, devices=4))

@@ -10,21 +10,32 @@ from jaxrl_scale import config as cfg
 from jaxrl_scale.evaluate import Evaluator, summarize
 
 CONFIGS = Path(__file__).parent.parent / "configs"
-NAMES = ("cartpole", "acrobot", "mountain_car", "pendulum", "lunar_lander")
-NUM_SEEDS = {"lunar_lander": 8}
-# Interquartile mean over 64 seeds (or so many) at least; no seed below the second number.
+PPO = ("cartpole", "acrobot", "mountain_car", "pendulum", "lunar_lander")
+# How many seeds; their interquartile mean at least; and no seed below the last number.
 SCORES = {
-    "cartpole": (495.0, 475.0),
-    "acrobot": (-80.0, -100.0),
-    "mountain_car": (-115.0, -130.0),
-    "pendulum": (-200.0, -300.0),
-    "lunar_lander": (265.0, 240.0),
+    "cartpole": (64, 495.0, 475.0),
+    "acrobot": (64, -80.0, -100.0),
+    "mountain_car": (64, -115.0, -130.0),
+    "pendulum": (64, -200.0, -300.0),
+    "lunar_lander": (8, 265.0, 240.0),
+    "a2c_cartpole": (16, 495.0, 475.0),
+    "a2c_acrobot": (16, -90.0, -100.0),
+    "impala_cartpole": (16, 495.0, 475.0),
+    "impala_acrobot": (16, -90.0, -100.0),
+    "impala_lunar_lander": (8, 200.0, 150.0),
+    "pqn_cartpole": (16, 495.0, 475.0),
+    "pqn_acrobot": (16, -85.0, -100.0),
+    "pqn_lunar_lander": (8, 265.0, 240.0),
+    "dqn_cartpole": (16, 490.0, 475.0),
+    "dqn_acrobot": (4, -85.0, -100.0),
+    "apex_cartpole": (16, 490.0, 400.0),
+    "apex_acrobot": (4, -80.0, -100.0),
 }
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*PPO, *(n for n in SCORES if n.endswith("_cartpole"))])
 def test_a_whole_config_ends_bit_identical_on_1_2_4_and_8_devices(name):
     config = cfg.read_file(CONFIGS / f"{name}.py")
     reference, history = run(config.replace(devices=1))
@@ -34,10 +45,11 @@ def test_a_whole_config_ends_bit_identical_on_1_2_4_and_8_devices(name):
         assert differing(history, other) == [], f"{devices} devices"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SCORES)
 def test_many_seeds_reach_the_score_and_none_fails(name):
     config = cfg.read_file(CONFIGS / f"{name}.py")
-    config = config.replace(num_seeds=NUM_SEEDS.get(name, 64), devices=2)
+    num_seeds, enough, failed = SCORES[name]
+    config = config.replace(num_seeds=num_seeds, devices=2)
     runner = runner_of(config)
     state = runner.init()
     for _ in range(config.num_iterations):
@@ -45,6 +57,5 @@ def test_many_seeds_reach_the_score_and_none_fails(name):
     play = Evaluator(runner.env, runner.algo, runner.placement, 128, greedy=True)
     result = summarize(play(runner.fetch_actor(state), runner.seeds))
     print(name, result["iqm"], result["ci95"], np.min(result["per_seed"]))
-    enough, failed = SCORES[name]
     assert result["iqm"] >= enough
     assert min(result["per_seed"]) >= failed

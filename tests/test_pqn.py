@@ -73,7 +73,10 @@ def test_masked_steps_do_not_reach_the_parameters(updating):
     _, _, update = updating
     rollout = rollout_of(0)
     assert not rollout.valid.all()
-    spoiled = rollout._replace(reward=np.where(rollout.valid, rollout.reward, 1e3))
+    spoiled = rollout._replace(
+        reward=np.where(rollout.valid, rollout.reward, 1e3),
+        action=np.where(rollout.valid, rollout.action, (rollout.action + 1) % 3),
+    )
     one, other = (update(r, 1e-2)[0].params for r in (rollout, spoiled))
     assert differing(one, other) == []
 

@@ -24,7 +24,7 @@ SPEC = EnvSpec("twin", (5,), Discrete(3))
 def recurrent(algo=None, **changes):
     """A small run whose rollouts, of 18 steps, begin within the probe's episodes of 4."""
     own = {"recurrent": True, "learning_rate": 1e-2, "gamma": 0.9, "lr_schedule": "constant"}
-    whole = {"hidden_sizes": (16,), "devices": 2, "rollout_length": 18}
+    whole = {"hidden_sizes": (16,), "devices": 4, "rollout_length": 18}
     return small(own | {"minibatch_size": 288} | (algo or {}), **whole | changes)
 
 
@@ -259,7 +259,8 @@ def test_learning_sees_the_policy_that_acted(remembering):
 
 def test_a_run_is_the_same_on_any_number_of_devices_and_in_a_population(remembering):
     runner, final, _ = remembering
-    for devices in (1, 4, 8):
+    assert runner.config.devices == 4
+    for devices in (1, 8):
         other, _ = run(runner.config.replace(devices=devices), probes.Memory())
         assert differing(final, other) == [], f"{devices} devices"
     several, _ = run(runner.config.replace(num_seeds=2), probes.Memory())
@@ -289,7 +290,9 @@ def test_minibatches_of_broken_sequences_are_refused(size, try_instead):
         {"minibatch_size": 128}, rollout_length=16
     )  # 8 environments a shard, 16 steps, 8 shards
     wrong = config.replace(algo=dataclasses.replace(config.algo, minibatch_size=size))
-    with pytest.raises(UserError, match=rf"^algo.minibatch_size={size}: with algo.rec.*\S$") as e:
+    with pytest.raises(
+        UserError, match=rf"^algo.minibatch_size={size} does not cut .* whole traj.*\S$"
+    ) as e:
         cfg.check(wrong)
     assert str(e.value).endswith(f"try algo.minibatch_size={try_instead}")
     cfg.check(config.replace(algo=dataclasses.replace(config.algo, minibatch_size=try_instead)))

