@@ -18,7 +18,7 @@ def get_config() -> Config:
         target_return=-100.0,
         algo=a2c.Config(
             learning_rate=3e-3,
-            gae_lambda=0.9,
+            gae_lambda=0.98,
             entropy_coef=0.0,
             normalize_advantages=True,
             normalize_observations=True,
