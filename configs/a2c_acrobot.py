@@ -2,7 +2,8 @@
 
     python -m jaxrl_scale.train --config configs/a2c_acrobot.py
 
-1,000,000 steps; the return is about -83 (-86 with the worst of 16 seeds).
+1,000,000 steps; the return is about -83 (-90 with the worst of 64 seeds, which take three minutes
+on one core). With a λ of 0.9 one of those seeds ends at -343.
 """
 
 from jaxrl_scale.algos import a2c

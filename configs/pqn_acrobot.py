@@ -2,8 +2,9 @@
 
     python -m jaxrl_scale.train --config configs/pqn_acrobot.py
 
-1,000,000 steps; the return is about -80 (-86 with the worst of 16 seeds). Small iterations and
-few random actions matter: with 128 environments and 2 % of them it ends at -91.
+1,000,000 steps; the return is about -80 (-91 with the worst of 64 seeds, which take 17
+minutes on one core). Small iterations and few random actions matter: with 128 environments and 2 %
+of them it ends at -91.
 """
 
 from jaxrl_scale.algos import pqn

@@ -1,0 +1,30 @@
+"""MinAtar's Breakout (by gymnax) with IMPALA, whose actors are one iteration behind.
+
+    python -m jaxrl_scale.train --config configs/impala_breakout.py
+
+2,000,000 steps, two and a half minutes on one core; the return is 14.4 while it explores and 15.5
+without (seed 0). With an entropy bonus of 0.01 and a discount of 0.99 it ends in a game of 6.
+"""
+
+from jaxrl_scale.algos import impala
+from jaxrl_scale.config import Config
+
+
+def get_config() -> Config:
+    return Config(
+        env="gymnax:Breakout-MinAtar",
+        hidden_sizes=(256, 256),
+        activation="relu",
+        num_envs=64,
+        rollout_length=32,
+        total_steps=2_000_000,
+        algo=impala.Config(
+            lag=1,
+            gamma=0.995,
+            epochs=2,
+            learning_rate=5e-4,
+            vtrace_lambda=0.95,
+            minibatch_size=512,
+            entropy_coef=0.03,
+        ),
+    )
