@@ -2,7 +2,7 @@
 
     python -m jaxrl_scale.train --config configs/pqn_mountain_car.py
 
-1,000,000 steps; the return is about -99 (-101 with the worst of 4 seeds; 30 seconds a seed on one
+1,000,000 steps; the return is about -101 (-120 with the worst of 16 seeds; 30 seconds a seed on one
 core). Chance never reaches the flag; large steps and random actions that end early do, while values
 are still sinking from 0 (`dqn_mountain_car.py`). LayerNorm keeps what was found.
 """

@@ -20,16 +20,21 @@ SCORES = {
     "lunar_lander": (8, 265.0, 240.0),
     "a2c_cartpole": (16, 495.0, 475.0),
     "a2c_acrobot": (16, -90.0, -100.0),
+    "a2c_mountain_car": (8, -120.0, -140.0),
     "impala_cartpole": (16, 495.0, 475.0),
     "impala_acrobot": (16, -90.0, -100.0),
+    "impala_mountain_car": (16, -120.0, -140.0),
     "impala_lunar_lander": (8, 200.0, 150.0),
     "pqn_cartpole": (16, 495.0, 475.0),
     "pqn_acrobot": (16, -85.0, -100.0),
+    "pqn_mountain_car": (8, -110.0, -140.0),
     "pqn_lunar_lander": (8, 265.0, 240.0),
     "dqn_cartpole": (16, 490.0, 475.0),
     "dqn_acrobot": (4, -85.0, -100.0),
+    "dqn_mountain_car": (4, -110.0, -140.0),
     "apex_cartpole": (16, 490.0, 400.0),
     "apex_acrobot": (4, -80.0, -100.0),
+    "apex_mountain_car": (4, -110.0, -140.0),
 }
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
