@@ -33,6 +33,7 @@ from jaxrl_scale.runner import Runner
 
 MILESTONES = (100, 200, 500, 1000)
 REPLACED = (6.4, 19.5, 108.0, 735.0)  # seconds on one GPU
+SMOOTH = 100  # iterations that a point of the loss curves is the mean of
 # As few environments as there can be on two devices, so that an episode is much experience; 500,000
 # steps are 1,000 of the longest episodes.
 CHANGES: dict[str, Any] = {
@@ -132,8 +133,10 @@ def plot(file: Path, one: dict[str, Any], many: dict[str, Any]) -> None:
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
     loss, episodes = np.asarray(one["loss"])[..., 0], np.asarray(one["episodes"])[:, 0]
     for k, shard in enumerate(loss.T):
-        left.plot(episodes, shard, linewidth=0.7, label=f"shard {k}")
-    left.set(xlabel="training episodes", ylabel="loss (seed 0)", yscale="log")
+        smooth = np.convolve(shard, np.full(SMOOTH, 1 / SMOOTH), "valid")
+        left.plot(episodes[SMOOTH - 1 :], smooth, linewidth=0.9, label=f"shard {k}")
+    label = f"loss, mean of {SMOOTH} iterations (seed 0)"
+    left.set(xlabel="training episodes", ylabel=label, yscale="log")
     left.legend(fontsize="small", ncols=2)
     survived = np.asarray(many["survived"])
     right.plot(MILESTONES, survived, color="tab:blue", alpha=0.25, linewidth=0.8)

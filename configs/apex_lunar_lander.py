@@ -2,7 +2,8 @@
 
     python -m jaxrl_scale.train --config configs/apex_lunar_lander.py
 
-800,000 steps; the return is 274 and 272 (seeds 0 and 1).
+800,000 steps; the return is about 277 here and 276 in real Gymnasium (264 and 261 with the worst of
+8 seeds; two and a half minutes a seed on one core).
 """
 
 from jaxrl_scale.algos import apex

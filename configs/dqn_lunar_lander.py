@@ -2,7 +2,8 @@
 
     python -m jaxrl_scale.train --config configs/dqn_lunar_lander.py
 
-800,000 steps; the return is 216 and 264 (seeds 0 and 1). It lands early and takes risks, which is
+800,000 steps; the return is about 251 here and 246 in real Gymnasium (216 and 222 with the worst of
+8 seeds; two and a half minutes a seed on one core). It lands early and takes risks, which is
 what linear errors (`huber_delta`) make of a crash; with squared ones it hovers. Replay holds the
 whole run: with a quarter of it, what a crash costs is forgotten at last.
 """
