@@ -3,7 +3,7 @@
     python -m jaxrl_scale.train --config configs/mountain_car.py
 
 1,000,000 steps take about three seconds on two cores after compilation; the return is about
--105 (-115 with the worst of 128 seeds). The last 100 episodes reach a mean of -120 after
+-105 (-110 with the worst of 64 seeds). The last 100 episodes reach a mean of -120 after
 about 684,000 steps (814,000 with the slowest). The large entropy bonus keeps the policy from
 settling on a needless extra swing.
 """

@@ -3,7 +3,7 @@
     python -m jaxrl_scale.train --config configs/pendulum.py
 
 500,000 steps take about two seconds on two cores after compilation; the return is about
--170 (-227 with the worst of 128 seeds). The last 100 episodes reach a mean of -250 after
+-171 (-271 with the worst of 64 seeds). The last 100 episodes reach a mean of -250 after
 about 140,000 steps (220,000 with the slowest).
 """
 
