@@ -5,8 +5,8 @@
 250,000 steps; the return is about -100 (-106 with the worst of 16 seeds; 40 seconds a seed on one
 core). Chance never reaches the flag. What does is that values begin at 0, too high, and sink where
 the car has been: so the target network follows slowly, and random actions end early. With a target
-network that follows fast all of four seeds never leave the valley; with random actions for longer
-four of fourteen.
+network that follows at once and half of the run explored none of four seeds leaves the valley; with
+a period of 200 instead of 500 and a fifth explored ten of fourteen do.
 """
 
 from jaxrl_scale.algos import dqn
