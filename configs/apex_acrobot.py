@@ -2,7 +2,8 @@
 
     python -m jaxrl_scale.train --config configs/apex_acrobot.py
 
-400,000 steps; the return is about -78 (-80 with the worst of 4 seeds).
+400,000 steps; the return is about -76 (-83 with the worst of 8 seeds; 80 seconds a
+seed on one core).
 """
 
 from jaxrl_scale.algos import apex

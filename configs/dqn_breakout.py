@@ -2,8 +2,9 @@
 
     python -m jaxrl_scale.train --config configs/dqn_breakout.py
 
-600,000 steps, five minutes on one core; the return is 12.7 while it explores and 14.5 without
-(seed 0).
+600,000 steps, four minutes on one core; the return is 19.5 while it explores and 23 without
+(seed 0). With a step size that falls to 0 and random actions that end after a tenth it is 12.7 and
+14.5.
 """
 
 from jaxrl_scale.algos import dqn
@@ -21,6 +22,7 @@ def get_config() -> Config:
         log_every=20,
         algo=dqn.Config(
             learning_rate=3e-4,
+            lr_schedule="constant",
             n_step=3,
             batch_size=128,
             updates_per_iteration=16,
@@ -28,6 +30,6 @@ def get_config() -> Config:
             learning_starts=8_192,
             tau=0.01,
             epsilon_end=0.02,
-            exploration_fraction=0.1,
+            exploration_fraction=0.3,
         ),
     )
