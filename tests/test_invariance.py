@@ -52,7 +52,7 @@ ALGOS = (
 def test_a_run_ends_bit_identical_on_1_2_4_and_8_devices(name):
     config = CONFIGS[name]
     reference, history = run(config.replace(devices=1))
-    for devices in (2, 4, 8) if name == "cartpole" else (2, 8):
+    for devices in (2, 4, 8):
         state, other = run(config.replace(devices=devices))
         assert differing(reference, state) == [], f"{devices} devices"
         assert differing(history, other) == [], f"{devices} devices"

@@ -11,7 +11,8 @@ from jaxrl_scale.evaluate import Evaluator, summarize
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 PPO = ("cartpole", "acrobot", "mountain_car", "pendulum", "lunar_lander")
-# How many seeds; their interquartile mean at least; and no seed below the last number.
+# How many seeds; their interquartile mean at least; and no seed below the last number. A2C's, DQN's
+# and Ape-X's LunarLander are left to benchmarks/algorithms.py: 20 to 40 minutes each.
 SCORES = {
     "cartpole": (64, 495.0, 475.0),
     "acrobot": (64, -80.0, -100.0),
