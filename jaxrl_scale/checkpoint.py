@@ -27,6 +27,7 @@ a thread for 0.1 ms.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import importlib
 import json
@@ -218,8 +219,18 @@ class _Damage(Exception):
 
 
 def _newest_first(directory: Path) -> list[Path]:
-    paths = [path for path in directory.glob("[0-9]*") if path.name.isdecimal() and path.is_dir()]
-    return sorted(paths, key=lambda path: int(path.name), reverse=True)
+    """While a folder is listed, another process may complete a checkpoint that is not listed any
+    more and delete the one that is: a listing counts when the next one is the same."""
+    before, now = None, _listed(directory)
+    while now != before:
+        before, now = now, _listed(directory)
+    return [directory / name for name in sorted(now, key=int, reverse=True)]
+
+
+def _listed(directory: Path) -> set[str]:
+    with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
+        return {entry.name for entry in entries if entry.name.isdecimal() and entry.is_dir()}
+    return set()
 
 
 def _remove_leftovers(directory: Path, name: str = "*") -> None:

@@ -151,6 +151,7 @@ class Hosts:
         self.hint = ""  # how to go on, told when a process was lost
         self.before_end: Callable[[], None] = lambda: None  # gives the terminal back
         self._closing = False
+        self._over = False
         self._ending = threading.Lock()
         self._writers: dict[int, asyncio.StreamWriter] = {}
         self._heard: dict[int, float] = {}
@@ -198,9 +199,10 @@ class Hosts:
         """Tell all processes why this one cannot go on, and end them all with ``status``."""
         failure = {"process": self.process_id, "message": message, "status": status}
         if not self._closing:
-            told = asyncio.run_coroutine_threadsafe(self._tell({"failed": failure}), self._loop)
+            told = asyncio.run_coroutine_threadsafe(self._announce(failure), self._loop)
             with contextlib.suppress(TimeoutError):
-                told.result(2)
+                if not told.result(2):
+                    self.await_verdict()
         self._end(f"{self.name()}: {message}", status)
 
     def await_verdict(self, seconds: float = 5.0) -> None:
@@ -275,7 +277,7 @@ class Hosts:
                 f"{_enumerate('process', missing)} of {self.num_processes} did not come to "
                 f"{host}:{port} within {timeout:g} s (--start_timeout)"
             )
-            await self._tell({"failed": {"process": 0, "message": message, "status": LOST}})
+            await self._announce({"process": 0, "message": message, "status": LOST})
             raise UserError(message, LOST) from None
         await self._tell({"welcome": [self.names, self.machines]})
 
@@ -341,8 +343,21 @@ class Hosts:
         elif "share" in message:
             self._closing |= message["share"] == _LAST
             self._answer(message["share"]).set_result(message["data"])
-        elif "failed" in message:
+        elif "failed" in message and self._is_first_end():
             self._keep(self._follow(message["failed"]))
+
+    def _is_first_end(self) -> bool:
+        """The first end that is met or heard of is the one that counts and is told. Those after
+        it are its consequences: who is told ends, and its connection closes."""
+        first, self._over = not self._over, True
+        return first
+
+    async def _announce(self, failure: dict[str, Any]) -> bool:
+        """Of this process; False where another end came first."""
+        first = self._is_first_end()
+        if first:
+            await self._tell({"failed": failure})
+        return first
 
     async def _follow(self, failure: dict[str, Any]) -> None:
         if self.leader:
@@ -353,7 +368,7 @@ class Hosts:
         self._end(f"{self.name()}: {message}", failure["status"])
 
     async def _lost(self, k: int, why: str) -> None:
-        if self._closing:
+        if self._closing or not self._is_first_end():
             return
         message = f"{self.name(k)} was lost: {why}{self.hint}"
         if self.leader:  # only it is connected to everybody

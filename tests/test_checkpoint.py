@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -457,6 +458,27 @@ def test_a_reader_sees_whole_checkpoints_only_while_another_saves_and_deletes(tm
         done.set()
         reader.result()
     assert len(set(seen)) > 5
+
+
+def test_a_checkpoint_that_is_replaced_while_the_folder_is_listed_is_found(tmp_path, monkeypatch):
+    saved(tmp_path, [1])
+    scandir = os.scandir
+
+    class Entry(NamedTuple):  # of a file system that does not list what is a folder
+        name: str
+
+        def is_dir(self) -> bool:
+            return (tmp_path / self.name).is_dir()
+
+    def list_and_be_late(path: Path) -> Any:
+        with scandir(path) as entries:
+            listed = [Entry(entry.name) for entry in entries]
+        monkeypatch.undo()
+        saved(tmp_path, [2], keep=1)
+        return nullcontext(listed)
+
+    monkeypatch.setattr(os, "scandir", list_and_be_late)
+    assert restore(tmp_path, state(0), no_warning)[0] == 2
 
 
 def test_a_checkpoint_deleted_while_it_is_read_is_not_called_damaged(tmp_path, monkeypatch):

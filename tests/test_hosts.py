@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -217,6 +218,47 @@ def test_all_get_what_each_gave_in_any_order():
 
 def test_a_process_alone_shares_with_itself():
     assert hosts.Hosts().share("anything", 3) == [3]
+
+
+FAILING = """
+import asyncio, sys, time
+from jaxrl_scale import hosts
+from jaxrl_scale.config import Launch
+
+drain = asyncio.StreamWriter.drain
+
+async def drain_slowly(writer):
+    await drain(writer)
+    await asyncio.sleep(0.7)
+
+asyncio.StreamWriter.drain = drain_slowly
+k, who, port = map(int, sys.argv[1:])
+link = hosts.join(hosts.Cluster(3, k, "127.0.0.1", port), Launch())
+link.share("all are here", None)
+if k == who:
+    time.sleep(0.3)
+    link.fail("out of luck", 74)
+link._loop.call_soon_threadsafe(time.sleep, 0.6)  # hears the reason and the silence at once
+link.share("never", None)
+"""
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_the_end_of_those_who_were_told_is_not_taken_for_a_loss(who):
+    port = str(free_port())
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", FAILING, str(k), str(who), port],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for k in range(3)
+    ]
+    for k, process in enumerate(processes):
+        (error,) = process.communicate(timeout=PATIENCE)[1].splitlines()
+        by = "" if k == who else rf"ended by process {who} of 3 on \S+: "
+        assert re.fullmatch(rf"error: process {k} of 3 on \S+: {by}out of luck", error)
+        assert process.returncode == IO_ERROR
 
 
 def test_a_process_that_does_not_come_is_named(world, path):
