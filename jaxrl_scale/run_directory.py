@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import functools
 import importlib.metadata
 import json
 import math
@@ -202,6 +203,7 @@ def describe_process() -> dict[str, Any]:
     }
 
 
+@functools.cache  # every package's metadata is a file to be read
 def versions() -> dict[str, str]:
     """Versions of Python and of the installed packages that matter, none of them imported."""
     found = {"python": platform.python_version()}
