@@ -266,7 +266,7 @@ def _train(config: Config, name: str, resume: str | Path | None, clock: Clock, h
             checkpoints.wait()
             if returns is None:
                 returns = evaluate()
-            if returns is not None:
+            if leader:
                 summary["evaluation"] = summarize(returns, progress.failed)
         summary["wall_seconds"] = clock.wall_seconds
         summary["peak_memory_mb"] = peak_memory_mb(placement.at_hand[0])

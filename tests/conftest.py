@@ -2,18 +2,22 @@
 
 import gc
 import re
+import signal
 
 import jax
 import pytest
+import running
 from processes import World
 
 jax.config.update("jax_num_cpu_devices", 8)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 
 
 @pytest.fixture(autouse=True, scope="module")
 def forget_compiled_programs():
     """Each maps some hundred pieces of memory, of which the kernel grants a process 65,530."""
     yield
+    running.shared.clear()
     jax.clear_caches()
     gc.collect()
 

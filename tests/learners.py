@@ -61,15 +61,6 @@ def check_values(value):
     assert (value["Both"] > 0.3).all()
 
 
-def steps(runner, iterations, state=None):
-    """The canonical state after some iterations, and the metrics of each."""
-    placed, history = runner.init() if state is None else runner.place(state), []
-    for _ in range(iterations):
-        placed, metrics, _ = runner.step(placed)
-        history.append(metrics)
-    return runner.fetch(placed), history
-
-
 def rollout_of(seed, S=2, T=8, B=4, actions=3, ending=0.1, extras=()):
     """Random data that obeys the auto-reset contract."""
     rng = np.random.default_rng(seed)

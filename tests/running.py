@@ -33,12 +33,24 @@ def runner_of(config, env=None, algo=None, monkeypatch=None):
     return runner
 
 
+shared = {}  # runners by the text of their config; conftest.py empties it after a module
+
+
 def run(config, env=None, iterations=None, algo=None, monkeypatch=None, state=None):
-    """The canonical state after some iterations and the metrics ``[P]`` of each."""
-    runner = runner_of(config, env, algo, monkeypatch)
+    """The canonical state after some iterations and the metrics ``[P]`` of each. Tests that ask
+    for the same share a runner: XLA compiles for seconds."""
+    if env or algo:
+        runner = runner_of(config, env, algo, monkeypatch)
+    else:
+        runner = shared[repr(config)] = shared.get(repr(config)) or runner_of(config)
+    return steps(runner, iterations or config.num_iterations, state)
+
+
+def steps(runner, iterations, state=None):
+    """As `run`, of a runner and from a ``state``."""
     placed = runner.init() if state is None else runner.place(state)
     history = []
-    for _ in range(iterations or config.num_iterations):
+    for _ in range(iterations):
         placed, metrics, _ = runner.step(placed)
         history.append(metrics)
     return runner.fetch(placed), history

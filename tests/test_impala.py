@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from learners import GAMMA, Mixture, asked, check_values, random_parameters, rollout_of, steps
-from running import differing, runner_of
+from learners import GAMMA, Mixture, asked, check_values, random_parameters, rollout_of
+from running import differing, runner_of, steps
 
 from jaxrl_scale import config as cfg
 from jaxrl_scale import networks

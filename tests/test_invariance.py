@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from running import differing, run, small
+from running import differing, run, runner_of, small, steps
 
 from jaxrl_scale import config as cfg
 from jaxrl_scale import distributed
@@ -60,9 +60,9 @@ def test_a_run_ends_bit_identical_on_1_2_4_and_8_devices(name):
 
 def test_a_member_of_a_population_is_the_single_run_of_its_seed():
     config = small({"normalize_observations": True, "scale_rewards": True}, iterations=8)
+    single, _ = run(config.replace(seed=7, devices=4))
     for members, devices in ((4, 2), (3, 2)):  # whole members on devices; shards on devices
         state, _ = run(config.replace(num_seeds=members, seed=5, devices=devices))
-        single, _ = run(config.replace(seed=7, devices=4))
         member = jax.tree.map(lambda x: x[2:3], state)
         assert differing(single, member) == [], f"{members} members on {devices} devices"
 
@@ -79,18 +79,18 @@ def test_so_it_is_with_every_algorithm(own):
 
 
 def test_the_state_of_one_placement_goes_on_in_another():
-    config = small(iterations=6)
-    whole, _ = run(config.replace(devices=2))
+    config = CONFIGS["cartpole"]
+    whole, _ = run(config.replace(devices=2), iterations=6)
     half, _ = run(config.replace(devices=8), iterations=3)
     rest, _ = run(config.replace(devices=1), iterations=3, state=half)
     assert differing(whole, rest) == []
 
 
 def test_pooled_sums_agree_within_rounding_at_the_first_update():
-    config = small(iterations=1)
-    exact, _ = run(config.replace(devices=1))
+    config = CONFIGS["cartpole"]
+    exact, _ = run(config.replace(devices=1), iterations=1)
     for devices in (1, 4):
-        pooled, _ = run(config.replace(devices=devices, reduction="pooled"))
+        pooled, _ = run(config.replace(devices=devices, reduction="pooled"), iterations=1)
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6, rtol=2e-5),
             exact.shared.algo.params,
@@ -125,10 +125,10 @@ def plain_psum(placement):
 
 @pytest.mark.parametrize("mistake", [per_device_mean, per_device_key, plain_psum])
 def test_a_wrong_pooling_is_caught(mistake, monkeypatch):
-    config = small(iterations=8)
-    right, _ = run(config.replace(devices=1))
+    config = CONFIGS["cartpole"]
+    right, _ = run(config.replace(devices=1), iterations=8)
     monkeypatch.setattr(Placement, "pool", mistake)
-    wrong, _ = run(config.replace(devices=4))
+    wrong, _ = steps(runner_of(config.replace(devices=4)), 8)
     assert differing(right.shared.algo.params, wrong.shared.algo.params) != []
 
 
