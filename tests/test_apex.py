@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from running import differing
-from test_dqn import PROBING, SPEC, B, S, T, check_exactness, check_probes, probed, rollout_of
+from test_dqn import PROBING, SPEC, B, S, T, check_probes, probed, rollout_of
 
 from jaxrl_scale import config as cfg
 from jaxrl_scale import networks, replay
@@ -183,10 +183,6 @@ def test_a_gradient_step_is_that_of_a_slow_twin():
 
 
 # --- the whole loop ---------------------------------------------------------------------------
-
-
-def test_a_run_is_bit_identical_on_1_4_and_8_devices_and_in_pieces():
-    check_exactness(small({"normalize_observations": True}, iterations=6))
 
 
 def test_apex_learns_the_values_of_the_probes():

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from running import differing, run, runner_of
+from running import differing, run
 
 from jaxrl_scale import config as cfg
 from jaxrl_scale import networks, replay
@@ -256,31 +256,6 @@ def test_nothing_is_learnt_before_learning_starts():
 
 
 # --- the whole loop ---------------------------------------------------------------------------
-
-
-def check_exactness(config):
-    """Six iterations on one device, on four, and on one and then on eight; their metrics."""
-    runner = runner_of(config.replace(devices=1))
-    state, history = runner.init(), []
-    for i in range(6):
-        if i == 3:
-            half = runner.fetch(state)
-        state, metrics, _ = runner.step(state)
-        history.append(metrics)
-    whole = runner.fetch(state)
-    other, other_history = run(config.replace(devices=4), iterations=6)
-    assert differing(whole, other) == []
-    assert differing(history, other_history) == []
-    rest, _ = run(config.replace(devices=8), iterations=3, state=half)
-    assert differing(whole, rest) == []
-    assert history[-1]["replay"][0] == 1  # the ring has wrapped around
-    assert history[-1]["loss"][0] > 0
-    return history
-
-
-def test_a_run_is_bit_identical_on_1_4_and_8_devices_and_in_pieces():
-    own = {"n_step": 3, "normalize_observations": True, "shard_losses": True}
-    check_exactness(small(own, iterations=6))
 
 
 GAMMA = 0.8

@@ -335,7 +335,7 @@ def all_well(done):
         well(one)
 
 
-@pytest.mark.parametrize(("number", "devices"), [(2, 1), (4, 1), (2, 2)])
+@pytest.mark.parametrize(("number", "devices"), [(2, 1), (2, 2)])  # 4: in the test after next
 def test_processes_change_no_bit(world, reference, path, number, devices):
     done = world.run_ranks(number, *world.small(path), "--devices", devices)
     all_well(done)
