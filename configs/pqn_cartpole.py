@@ -2,7 +2,9 @@
 
     python -m jaxrl_scale.train --config configs/pqn_cartpole.py
 
-500,000 steps; the return is 500, the highest there is (499.5 with the worst of 16 seeds).
+500,000 steps; the return is 500, the highest there is, with each of 64 seeds. With 10 % of random
+actions to the end instead of 2 %, seven of them end below 490 (172 the worst): what only a policy
+without them meets, a cart that drifts off, they hardly learn from.
 """
 
 from jaxrl_scale.algos import pqn
@@ -20,7 +22,7 @@ def get_config() -> Config:
         algo=pqn.Config(
             learning_rate=1e-3,
             return_lambda=0.9,
-            epsilon_end=0.1,
+            epsilon_end=0.02,
             exploration_fraction=0.3,
             epochs=4,
             minibatch_size=256,
