@@ -28,6 +28,7 @@ def get_config() -> Config:
             replay_size=51_200,
             learning_starts=1_024,
             tau=0.01,
+            epsilon_end=0.02,
             exploration_fraction=0.3,
         ),
     )

@@ -2,7 +2,7 @@
 
     python -m jaxrl_scale.train --config configs/impala_acrobot.py
 
-1,000,000 steps; the return is about -83 (-87 with the worst of 16 seeds).
+1,000,000 steps; the return is about -82 (-88 with the worst of 64 seeds).
 
 What V-trace is for shows with a longer lag:
 
