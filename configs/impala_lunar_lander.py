@@ -2,10 +2,10 @@
 
     python -m jaxrl_scale.train --config configs/impala_lunar_lander.py
 
-12,000,000 steps; the return is about 277 here and 275 in real Gymnasium (260 and 249 with the worst
-of 8 seeds; all eight in one program take 23 minutes on one core). With half the steps it is about
-220, and three of the seeds end below 200. A learning rate of 1e-3 with more epochs or longer rollouts
-learns faster and then falls back: nothing clips the policy's steps.
+12,000,000 steps; the return is about 277 here and 275 in real Gymnasium (260 and 249 with the
+worst of 8 seeds; all eight in one program take 23 minutes on one core). With half the steps it is
+about 220, and three of the seeds end below 200. A learning rate of 1e-3 with more epochs or longer
+rollouts learns faster and then falls back: nothing clips the policy's steps.
 """
 
 from jaxrl_scale.algos import impala
