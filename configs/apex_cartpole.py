@@ -2,7 +2,7 @@
 
     python -m jaxrl_scale.train --config configs/apex_cartpole.py
 
-250,000 steps; the return is 500, the highest there is, with each of 16 seeds. The ladder is short:
+250,000 steps; the return is 500, the highest there is, with each of 32 seeds. The ladder is short:
 where most environments hardly explore, seeds stay at 200.
 """
 
