@@ -2,9 +2,9 @@
 
     python -m jaxrl_scale.train --config configs/pqn_cartpole.py
 
-500,000 steps; the return is 500, the highest there is, with each of 64 seeds. With 10 % of random
-actions to the end instead of 2 %, seven of them end below 490 (172 the worst): what only a policy
-without them meets, a cart that drifts off, they hardly learn from.
+500,000 steps; the return is 500, the highest there is, with each of 64 seeds (5 minutes on one
+core). With 10 % of random actions to the end instead of 2 %, seven of them end below 490 (172 the
+worst).
 """
 
 from jaxrl_scale.algos import pqn
