@@ -5,8 +5,7 @@
 150,000 steps; the return is 500, the highest there is, with 54 of 64 seeds; six end below 490 (297
 the worst; 5 minutes for all on one core). A replay of the whole run, half the step size with it, or
 more steps with twice the gradient steps make that no better; without normalised observations all
-four
-seeds that were tried stay below 400.
+four seeds that were tried stay below 400.
 """
 
 from jaxrl_scale.algos import dqn
