@@ -45,6 +45,7 @@ CHANGES: dict[str, Any] = {
 OWN: dict[str, Any] = {
     "updates_per_iteration": 16,
     "learning_starts": 512,
+    "epsilon_end": 0.05,
     "exploration_fraction": 0.01,
     "shard_losses": True,
 }
