@@ -228,7 +228,8 @@ def _newest_first(directory: Path) -> list[Path]:
 
 
 def _listed(directory: Path) -> set[str]:
-    with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
+    unreadable = FileNotFoundError, NotADirectoryError, PermissionError
+    with contextlib.suppress(*unreadable), os.scandir(directory) as entries:
         return {entry.name for entry in entries if entry.name.isdecimal() and entry.is_dir()}
     return set()
 

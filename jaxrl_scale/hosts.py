@@ -151,7 +151,7 @@ class Hosts:
         self.hint = ""  # how to go on, told when a process was lost
         self.before_end: Callable[[], None] = lambda: None  # gives the terminal back
         self._closing = False
-        self._over = False
+        self._over = False  # an end was met or heard of
         self._ending = threading.Lock()
         self._writers: dict[int, asyncio.StreamWriter] = {}
         self._heard: dict[int, float] = {}

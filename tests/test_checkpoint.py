@@ -113,6 +113,8 @@ def test_meta_comes_back_as_it_was_when_saved(tmp_path):
 
 def test_a_folder_without_checkpoints_restores_nothing(tmp_path):
     assert restore(tmp_path / "missing", state(0), no_warning) is None
+    (tmp_path / "file").touch()
+    assert restore(tmp_path / "file", state(0), no_warning) is None
     assert restore(tmp_path, state(0), no_warning, best=True) is None
     assert not (tmp_path / "missing").exists()
 

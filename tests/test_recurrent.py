@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import probes
 import pytest
-from running import differing, run, runner_of, small
+from running import differing, run, runner_of, small, steps
 from test_ppo import hyper, twin_loss
 
 from jaxrl_scale import config as cfg
@@ -105,19 +105,19 @@ def two_episodes(rng):
     ends = np.arange(8) == 2  # the step after it is a reset
 
     def rollout(shape, obs, is_first, carry):
-        def steps(x):  # [8] to [1, T, B]
+        def stepwise(x):  # [8] to [1, T, B]
             return np.asarray(x).reshape(shape[::-1]).T[None]
 
         return Rollout(
             obs=np.asarray(obs, np.float32)[None],
             is_first=np.asarray(is_first)[None],
-            action=steps(action),
-            reward=steps(names["reward"]).astype(np.float32),
-            terminated=steps(ends),
+            action=stepwise(action),
+            reward=stepwise(names["reward"]).astype(np.float32),
+            terminated=stepwise(ends),
             truncated=np.zeros((1, *shape), bool),
-            valid=steps(np.arange(8) != 3),
+            valid=stepwise(np.arange(8) != 3),
             carry=np.asarray(carry, np.float32)[None],
-            extras=steps(names["extras"] / 9 - 1.1).astype(np.float32),
+            extras=stepwise(names["extras"] / 9 - 1.1).astype(np.float32),
         )
 
     together = rollout(
@@ -213,16 +213,7 @@ def remembering():
     """A run on two devices on the task that needs memory: runner, final state, history."""
     config = recurrent(EVERYTHING, iterations=ITERATIONS)
     runner = runner_of(config, probes.Memory())
-    state, history = steps(runner, runner.init(), ITERATIONS)
-    return runner, runner.fetch(state), history
-
-
-def steps(runner, state, count):
-    history = []
-    for _ in range(count):
-        state, metrics, _ = runner.step(state)
-        history.append(metrics)
-    return state, history
+    return runner, *steps(runner, ITERATIONS)
 
 
 def mean_return(history):
@@ -252,7 +243,7 @@ def test_learning_sees_the_policy_that_acted(remembering):
     frozen = final._replace(
         shared=final.shared._replace(algo=final.shared.algo._replace(hyper=still))
     )
-    _, history = steps(runner, runner.place(frozen), 3)
+    _, history = steps(runner, 3, frozen)
     assert max(m["approx_kl"][0] for m in history) < 1e-9
     assert max(m["clip_fraction"][0] for m in history) == 0
 
@@ -269,14 +260,14 @@ def test_a_run_is_the_same_on_any_number_of_devices_and_in_a_population(remember
 
 def test_a_checkpoint_goes_on_as_if_nothing_had_happened(remembering, tmp_path):
     runner, final, _ = remembering
-    state, _ = steps(runner, runner.init(), ITERATIONS - 3)
+    state, _ = steps(runner, ITERATIONS - 3)
     checkpoints = Checkpoints(tmp_path, 1)
-    checkpoints.save(ITERATIONS - 3, runner.fetch(state), {}, None)
+    checkpoints.save(ITERATIONS - 3, state, {}, None)
     checkpoints.wait()
     _, saved, _ = checkpoints.restore(runner.abstract_state(), print)
     checkpoints.close()
-    state, _ = steps(runner, runner.place(saved), 3)
-    assert differing(final, runner.fetch(state)) == []
+    state, _ = steps(runner, 3, saved)
+    assert differing(final, state) == []
 
 
 # --- sizes ----------------------------------------------------------------------------------
