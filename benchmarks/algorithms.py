@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxrl_scale import config as cfg
+from jaxrl_scale.config import command_line, files
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 ALGOS = ("ppo", "a2c", "impala", "dqn", "apex", "pqn")
@@ -106,8 +107,8 @@ def train(config: Path, run: Path, seed: int, num_seeds: int) -> None:
     options = [f"--config={config}", f"--seed={seed}", f"--num_seeds={num_seeds}"]
     options += [f"--run_dir={run}", "--wandb=disabled", "--tensorboard=false"]
     if (run / "config.json").is_file():
-        before = cfg.flatten(cfg.read_json(run / "config.json"))
-        now = cfg.flatten(cfg.load(options)[0])
+        before = files.flatten(files.read_json(run / "config.json"))
+        now = files.flatten(command_line.load(options)[0])
         changed = [name for name in now if now[name] != before[name] and name != "run_dir"]
         if changed:
             sys.exit(f"{run} was trained with other {', '.join(changed)}; remove it to train again")
@@ -137,7 +138,7 @@ def row_of(algo: str, environment: str, run: Path, transfer: bool) -> Row:
     if task.in_gymnasium:
         result = played(run, "gymnasium", 500, config["num_seeds"])
         gymnasium = f"{result['mean']:.1f} ± {result['standard_error']:.1f}"
-    elif transfer and cfg.make_env(cfg.read_json(run / "config.json")).spec.gymnasium_id:
+    elif transfer and cfg.make_env(files.read_json(run / "config.json")).spec.gymnasium_id:
         policies = min(10, config["num_seeds"])
         here, there = (played(run, w, 256, policies) for w in ("here", "gymnasium"))
         error = math.hypot(here["standard_error"], there["standard_error"])

@@ -215,18 +215,20 @@ def scaled(config: Any, growth: Fraction) -> Any:
 
 def _hosts() -> Any:
     from jaxrl_scale.config import Launch
-    from jaxrl_scale.hosts import find, join
+    from jaxrl_scale.parallel.cluster import find
+    from jaxrl_scale.parallel.hosts import join
 
     return join(find(Launch(), os.environ), Launch())
 
 
 def _runner(file: str, growth: Fraction, devices: int = 1) -> tuple[Any, Any]:
     from jaxrl_scale import config as cfg
-    from jaxrl_scale import distributed
-    from jaxrl_scale.runner import Runner
+    from jaxrl_scale.config import files
+    from jaxrl_scale.loop.runner import Runner
+    from jaxrl_scale.parallel import backend
 
-    config, hosts = scaled(cfg.read_file(Path(file)), growth).replace(devices=devices), _hosts()
-    return Runner(config, cfg.make_env(config), distributed.initialize(config, hosts)), hosts
+    config, hosts = scaled(files.read_file(Path(file)), growth).replace(devices=devices), _hosts()
+    return Runner(config, cfg.make_env(config), backend.initialize(config, hosts)), hosts
 
 
 def iteration(file: str, growth: Fraction, seconds: float = 4.0) -> list[float]:
@@ -255,13 +257,13 @@ def sums(repeats: int = 40, window: float = 0.02) -> dict[str, list[list[float]]
     which each waits for the one before, as the trainer's do."""
     import jax
 
-    from jaxrl_scale import distributed
     from jaxrl_scale.config import Config
+    from jaxrl_scale.parallel import backend, sums
 
     hosts = _hosts()
     n = hosts.num_processes
-    placement = distributed.initialize(Config(devices=1, num_shards=n, num_envs=n), hosts)
-    pool, axis = placement.pool(), distributed.AXIS
+    placement = backend.initialize(Config(devices=1, num_shards=n, num_envs=n), hosts)
+    pool, axis = placement.pool(), sums.AXIS
     ways = {
         "sum": lambda x: pool.sum(x[None]) / n,
         "all_gather": lambda x: jax.lax.all_gather(x, axis)[jax.lax.axis_index(axis) - 1],
@@ -292,7 +294,7 @@ def sums(repeats: int = 40, window: float = 0.02) -> dict[str, list[list[float]]
 
 def processes(n: int, *arguments: Any) -> Any:
     """What the first of ``n`` processes of this file finds, each bound to a core."""
-    from jaxrl_scale.distributed import free_port, visible_cores
+    from jaxrl_scale.parallel.machine import free_port, visible_cores
 
     cores, address = visible_cores(), f"127.0.0.1:{free_port()}"
     started = []

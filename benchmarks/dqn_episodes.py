@@ -26,10 +26,10 @@ import jax
 import numpy as np
 
 from jaxrl_scale import config as cfg
-from jaxrl_scale import distributed
-from jaxrl_scale.config import Config
-from jaxrl_scale.evaluate import Evaluator
-from jaxrl_scale.runner import Runner
+from jaxrl_scale.config import Config, files
+from jaxrl_scale.loop.evaluator import Evaluator
+from jaxrl_scale.loop.runner import Runner
+from jaxrl_scale.parallel import backend
 
 MILESTONES = (100, 200, 500, 1000)
 REPLACED = (6.4, 19.5, 108.0, 735.0)  # seconds on one GPU
@@ -52,7 +52,7 @@ OWN: dict[str, Any] = {
 
 
 def config_of(devices: int, num_seeds: int) -> Config:
-    config = cfg.read_file(Path(__file__).parents[1] / "configs" / "dqn_cartpole.py")
+    config = files.read_file(Path(__file__).parents[1] / "configs" / "dqn_cartpole.py")
     algo = dataclasses.replace(config.algo, **OWN)
     config = config.replace(devices=devices, num_seeds=num_seeds, algo=algo, **CHANGES)
     cfg.check(config)
@@ -67,7 +67,7 @@ def measure(config: Config) -> dict[str, Any]:
       ``steps`` taken, ``survived`` (mean of the greedy episodes); ``loss [iterations, S, P]``,
       ``episodes [iterations, P]``, and the seconds of ``compile``.
     """
-    placement = distributed.initialize(config)
+    placement = backend.initialize(config)
     env = cfg.make_env(config)
     runner = Runner(config, env, placement)
     started = time.perf_counter()

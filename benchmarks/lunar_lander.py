@@ -38,12 +38,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_scale import distributed, rollout
-from jaxrl_scale.config import Config, largest_divisor, read_json
+from jaxrl_scale.config import Config
+from jaxrl_scale.config.files import read_json
 from jaxrl_scale.envs import lunar_lander_physics as physics
 from jaxrl_scale.envs.lunar_lander import LunarLander
 from jaxrl_scale.envs.rigid_body import Vec
-from jaxrl_scale.evaluate import Agent, load
+from jaxrl_scale.loop import rollout
+from jaxrl_scale.loop.agent import Agent, load
+from jaxrl_scale.options import largest_divisor
+from jaxrl_scale.parallel import backend
+from jaxrl_scale.parallel.machine import visible_cores
 
 ENV = "LunarLander-v3"
 CHUNK = 500  # episodes that a device flies at once
@@ -178,7 +182,7 @@ def fly_here(env: LunarLander, name: str, episodes: int) -> Flights:
 @functools.cache
 def loaded(run_dir: str) -> Agent:
     """In a process of its own, which has one device."""
-    distributed.initialize(read_json(Path(run_dir) / "config.json").replace(devices=1))
+    backend.initialize(read_json(Path(run_dir) / "config.json").replace(devices=1))
     return load(run_dir)
 
 
@@ -241,7 +245,7 @@ def fly_there(name: str, episodes: int, members: Sequence[int] = (0,)) -> Flight
         for seed in range(first, end, BATCH):
             jobs.append((name, member, range(seed, min(seed + BATCH, end))))
     # A process forked from one in which JAX runs may hang.
-    with multiprocessing.get_context("spawn").Pool(distributed.available_cores()) as pool:
+    with multiprocessing.get_context("spawn").Pool(len(visible_cores())) as pool:
         parts = pool.starmap(fly_batch, jobs, chunksize=1)
     return Flights(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
@@ -404,7 +408,7 @@ def our_speed(num_envs: int, iterations: tuple[int, int]) -> Callable[[float], f
 def envpool_speed(python: str, num_envs: int, seconds: float) -> float:
     script = Path(__file__).resolve().with_name("envpool_lunar_lander.py")
     command = [python, str(script), f"--num_envs={num_envs}", f"--seconds={seconds}"]
-    command.append(f"--threads={distributed.available_cores()}")
+    command.append(f"--threads={len(visible_cores())}")
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{script.name} failed:\n{done.stderr[-2000:]}")
@@ -414,7 +418,7 @@ def envpool_speed(python: str, num_envs: int, seconds: float) -> float:
 def speed_command(args: argparse.Namespace) -> int:
     print(
         f"valid steps a second, random actions; {jax.local_device_count()} devices here, "
-        f"{distributed.available_cores()} threads in EnvPool; medians of {args.repeats} turns "
+        f"{len(visible_cores())} threads in EnvPool; medians of {args.repeats} turns "
         f"of {args.seconds:g} s (lowest to highest)\n",
         flush=True,
     )
@@ -543,7 +547,7 @@ def main() -> int:
     sub.set_defaults(run=frames_command)
 
     args = parser.parse_args()
-    distributed.initialize(Config(env=ENV))  # one CPU device a core
+    backend.initialize(Config(env=ENV))  # one CPU device a core
     print(machine() + "\n", flush=True)
     return args.run(args)
 

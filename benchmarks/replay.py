@@ -27,7 +27,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_scale import replay
+from jaxrl_scale.learning import replay
 from jaxrl_scale.types import Discrete, EnvSpec, Rollout
 
 SPEC = EnvSpec("benchmark", (8,), Discrete(4))

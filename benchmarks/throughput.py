@@ -29,10 +29,11 @@ SIZES = {
 
 def measure(env: str, name: str, seconds: float, num_shards: int) -> dict[str, float]:
     """Our median and best speed over calls of a few iterations."""
-    from jaxrl_scale import distributed, envs
+    from jaxrl_scale import envs
     from jaxrl_scale.algos import ppo
     from jaxrl_scale.config import Config, check
-    from jaxrl_scale.runner import Runner
+    from jaxrl_scale.loop.runner import Runner
+    from jaxrl_scale.parallel import backend
 
     size = dict(SIZES[name])
     epochs = size.pop("epochs")
@@ -45,7 +46,7 @@ def measure(env: str, name: str, seconds: float, num_shards: int) -> dict[str, f
         **size,
     )
     check(config)
-    runner = Runner(config, envs.make(env), distributed.initialize(config))
+    runner = Runner(config, envs.make(env), backend.initialize(config))
     start = time.perf_counter()
     runner.compile()
     compile_seconds = time.perf_counter() - start

@@ -13,7 +13,7 @@ def __getattr__(name: str) -> Any:
 
         return Config
     if name == "load":
-        from jaxrl_scale.evaluate import load
+        from jaxrl_scale.loop.agent import load
 
         return load
     raise AttributeError(f"module 'jaxrl_scale' has no attribute {name!r}")

@@ -32,11 +32,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_scale.metrics import Row, read_rows
-from jaxrl_scale.report_plots import Plot, learning_plots, metric_plots, speed_plots
-from jaxrl_scale.run_directory import io_errors, short
-from jaxrl_scale.terminal import compact, duration, number
-from jaxrl_scale.types import UserError
+from jaxrl_scale.errors import RunError
+from jaxrl_scale.figures.report_plots import Plot, learning_plots, metric_plots, speed_plots
+from jaxrl_scale.records.log import Row, read_rows
+from jaxrl_scale.records.run_directory import io_errors, short
+from jaxrl_scale.records.terminal import compact, duration, number
 
 if TYPE_CHECKING:
     pass
@@ -110,12 +110,12 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
         config = _flat(_read_json(path / "config.json"))
         if not (path / "config.json").exists():
             what = "is no run directory: it has no config.json"
-            raise UserError(f"{short(path)} {what if path.exists() else 'does not exist'}")
+            raise RunError(f"{short(path)} {what if path.exists() else 'does not exist'}")
         if missing := {"env", "num_envs", "rollout_length", "total_steps"} - set(config):
-            raise UserError(f"{short(path / 'config.json')} lacks {', '.join(sorted(missing))}")
+            raise RunError(f"{short(path / 'config.json')} lacks {', '.join(sorted(missing))}")
         rows = read_rows(path / "metrics.jsonl")
         if not rows:
-            raise UserError(f"{short(path)} has no metrics yet; log_every says when they come")
+            raise RunError(f"{short(path)} has no metrics yet; log_every says when they come")
         runs.append(
             Run(
                 path=path,
@@ -137,7 +137,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except ValueError as error:
-        raise UserError(f"{short(path)} is damaged: {error}") from None
+        raise RunError(f"{short(path)} is damaged: {error}") from None
     return data if isinstance(data, dict) else {}
 
 
@@ -172,7 +172,7 @@ class Episode(NamedTuple):
 
 def episode(run: Run, folder: Path) -> Episode:
     """``episode.gif`` of the run, or else an episode that its newest checkpoint plays now."""
-    from jaxrl_scale import evaluate
+    from jaxrl_scale.loop.agent import load
 
     try:
         if (saved := run.path / "episode.gif").is_file():
@@ -183,10 +183,10 @@ def episode(run: Run, folder: Path) -> Episode:
                 gif, every = _gif(list(iio.imread(gif)[..., :3]), folder)
                 text += f", every {every}. frame" * (every > 1)
             return Episode(gif, text)
-        agent = evaluate.load(run.path)
+        agent = load(run.path)
         frames = agent.record()
         gif, every = _gif(frames, folder)
-    except UserError as error:
+    except RunError as error:
         return Episode(b"", str(error).replace(str(run.path), "the run"))
     except Exception as error:  # whatever a foreign environment raises, the report is wanted
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -201,7 +201,7 @@ def _gif(frames: list[np.ndarray], folder: Path) -> tuple[bytes, int]:
     """A GIF of at most `EPISODE_BYTES`, and how many frames each of its frames stands for."""
     from PIL import Image
 
-    from jaxrl_scale.evaluate import write_video
+    from jaxrl_scale.figures.video import write_video
 
     every, width = math.ceil(len(frames) / EPISODE_FRAMES), min(frames[0].shape[1], EPISODE_WIDTH)
     path = folder / ".episode.gif"
@@ -291,7 +291,7 @@ def page(runs: Sequence[Run], plots: Sequence[list[Plot]], episodes: Sequence[Ep
     for run, e in zip(runs, episodes, strict=False):
         caption = f"<b>{escape(run.label)}</b><br>{escape(e.text)}"
         shown.append(_figure("gif", e.gif, f"an episode of {run.label}", caption))
-    template = resources.files("jaxrl_scale").joinpath("report.html").read_text("utf-8")
+    template = resources.files("jaxrl_scale.figures").joinpath("report.html").read_text("utf-8")
     return string.Template(template).substitute(
         title=escape(one.label if one else f"{len(runs)} runs compared"),
         subtitle=f"{table[0][2]} on {table[0][1]} · {escape(one.status)}" if one else "",
@@ -444,9 +444,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         if args.episodes < 0:
-            raise UserError(f"--episodes={args.episodes} should be at least 0")
+            raise RunError(f"--episodes={args.episodes} should be at least 0")
         report(args.runs, args.out, args.episodes)
-    except UserError as error:
+    except RunError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.status
     return 0

@@ -39,12 +39,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl_scale import config as cfg
-from jaxrl_scale.distributed import free_port, visible_cores, visible_gpus
-from jaxrl_scale.metrics import read_rows
-from jaxrl_scale.report_plots import RESAMPLES, bootstrap_interval
-from jaxrl_scale.run_directory import io_errors, plain, short, versions, write_atomically
-from jaxrl_scale.terminal import compact, duration, number
-from jaxrl_scale.types import UserError
+from jaxrl_scale import errors
+from jaxrl_scale.config import command_line
+from jaxrl_scale.errors import RunError
+from jaxrl_scale.figures.report_plots import RESAMPLES, bootstrap_interval
+from jaxrl_scale.options import largest_divisor
+from jaxrl_scale.parallel.machine import free_port, visible_cores, visible_gpus
+from jaxrl_scale.records.log import read_rows
+from jaxrl_scale.records.run_directory import io_errors, plain, short, versions, write_atomically
+from jaxrl_scale.records.terminal import compact, duration, number
 
 DEFAULTS = ("--wandb=disabled", "--tensorboard=false")  # for every run; options may say otherwise
 WORST_RETURNS = {"Acrobot-v1": -500.0, "MountainCar-v0": -200.0}
@@ -103,21 +106,23 @@ def plan(args: argparse.Namespace, options: Sequence[str]) -> list[Point]:
             equal = max(1, cores // processes)
             threads = threads or (equal if gpus else min(equal, wanted or equal))
             if processes * threads > cores:
-                raise UserError(
+                raise RunError(
                     f"{processes} × {threads}: so many processes with so many cores need "
                     f"{processes * threads} cores; this machine has {cores}"
                 )
         everywhere = (nodes or 1) * processes
         if config.num_shards % everywhere and config.num_seeds % everywhere:
-            fitting = cfg.largest_divisor(config.num_shards, everywhere)
-            raise UserError(
+            fitting = largest_divisor(config.num_shards, everywhere)
+            raise RunError(
                 f"{everywhere} processes divide neither num_shards={config.num_shards} nor "
                 f"num_seeds={config.num_seeds}; try {fitting} processes"
             )
         workers = everywhere * (wanted or (1 if gpus else threads) or 1)
         total = envs * workers if mode == "weak" else envs
         point = Point(mode, nodes, processes, threads, devices, envs, total)
-        cfg.load((*given, *settings(point, config.seed)))  # a UserError where numbers do not fit
+        command_line.load(
+            (*given, *settings(point, config.seed))
+        )  # a RunError where numbers do not fit
         points.append(point)
     return list(dict.fromkeys(points))
 
@@ -125,7 +130,7 @@ def plan(args: argparse.Namespace, options: Sequence[str]) -> list[Point]:
 def base(args: argparse.Namespace, options: Sequence[str]) -> cfg.Config:
     """The config before the axes; its other sizes may fit to --num_envs only."""
     envs = [f"--num_envs={args.num_envs[0]}"] if args.num_envs else []
-    return cfg.load(("--config", args.config, *options, *envs))[0]
+    return command_line.load(("--config", args.config, *options, *envs))[0]
 
 
 def settings(point: Point, seed: int) -> list[str]:
@@ -262,7 +267,7 @@ def read_trace(run: Path) -> Trace:
     config, summary = _read(run / "config.json", {}), _read(run / "summary.json", {})
     rows = read_rows(run / "metrics.jsonl")
     if not rows or not config or not summary:
-        raise UserError(f"{short(run)} holds no finished run with metrics")
+        raise RunError(f"{short(run)} holds no finished run with metrics")
     count = int(summary["num_seeds"])
     known = any(row.get("return_100") is not None for row in rows)
     metric = "return_100" if known else "return"  # too short for 100 episodes
@@ -440,7 +445,7 @@ def prepare(folder: Path, config: str, options: Sequence[str], points: Sequence[
     before = {name: study.get(name, value) for name, value in training.items()}
     if before != training:
         told = shlex.join([before["config"], *before["options"]])
-        raise UserError(
+        raise RunError(
             f"{short(folder)} holds a study of another training ({told}); choose another --out"
         )
     known = dict.fromkeys([*(Point(**p) for p in study.get("points", ())), *points])
@@ -473,7 +478,7 @@ def read_study(folder: Path) -> tuple[dict[str, Any], list[Result]]:
     """``study.json`` and the results of those points that have finished runs."""
     study = _read(folder / "study.json", None)
     if study is None:
-        raise UserError(f"{short(folder)} holds no scaling study: it has no study.json")
+        raise RunError(f"{short(folder)} holds no scaling study: it has no study.json")
     results = []
     for point in (Point(**p) for p in study["points"]):
         runs = sorted(path for path in (folder / point.name).glob("seed*") if finished(path))
@@ -482,13 +487,13 @@ def read_study(folder: Path) -> tuple[dict[str, Any], list[Result]]:
         if first:
             results.append(Result(point, first, others))
     if not results:
-        raise UserError(f"no run of {short(folder)} has come to its end")
+        raise RunError(f"no run of {short(folder)} has come to its end")
     return study, results
 
 
 def write_results(folder: Path, worst: float | None = None) -> None:
     """Write the table (Markdown and JSON) and the plot."""
-    from jaxrl_scale import scaling_plots
+    from jaxrl_scale.figures import scaling_plots
 
     study, results = read_study(folder)
     series = all_series(results)
@@ -516,7 +521,7 @@ def _read(path: Path, default: Any) -> Any:
     except FileNotFoundError:
         return default
     except (OSError, ValueError) as error:
-        raise UserError(f"{short(path)} cannot be read: {error}") from None
+        raise RunError(f"{short(path)} cannot be read: {error}") from None
 
 
 def _write(path: Path, data: Any) -> None:
@@ -560,8 +565,8 @@ _AXES = {
 }
 
 
-def _parser() -> cfg.Parser:
-    parser = cfg.Parser(
+def _parser() -> command_line.Parser:
+    parser = command_line.Parser(
         prog="python -m jaxrl_scale.scaling",
         usage="python -m jaxrl_scale.scaling --config=FILE [--AXIS=N,N,...] [-- TRAIN_OPTIONS]\n"
         "       python -m jaxrl_scale.scaling --analyse=FOLDER",
@@ -629,19 +634,19 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     args, unknown = parser.parse_known_args(own)
     if unknown:
         name = unknown[0].split("=")[0]
-        near = cfg.nearest(name, [f"--{known}" for known in vars(args)])
-        raise UserError(f"unknown option {name}{near or '; those for the trainer follow --'}")
+        near = errors.nearest(name, [f"--{known}" for known in vars(args)])
+        raise RunError(f"unknown option {name}{near or '; those for the trainer follow --'}")
     if bool(args.analyse) == bool(args.config):
-        raise UserError("give --config=FILE to train, or --analyse=FOLDER for a study that is done")
+        raise RunError("give --config=FILE to train, or --analyse=FOLDER for a study that is done")
     if args.threads and any(threads for _, threads in args.processes):
-        raise UserError("--processes says the cores already (1x32); leave --threads out")
+        raise RunError("--processes says the cores already (1x32); leave --threads out")
     if args.nodes and ("SLURM_JOB_ID" not in os.environ or "SLURM_STEP_ID" in os.environ):
-        raise UserError("--nodes works in a Slurm job (sbatch, salloc), not in one of its steps")
+        raise RunError("--nodes works in a Slurm job (sbatch, salloc), not in one of its steps")
     axes = {name for name in ("num_envs", "devices") if getattr(args, name)}
     for option in options:
         name = option.split("=")[0].removeprefix("--")
         if name in {"config", "resume", "run_dir"} | axes:
-            raise UserError(f"--{name} cannot follow --: the study itself gives it")
+            raise RunError(f"--{name} cannot follow --: the study itself gives it")
     return args, options
 
 
@@ -666,7 +671,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             again = "it" if unfinished == 1 else "them"
             print(f"error: {what} end; the same command tries {again} again", file=sys.stderr)
         return UNFINISHED if unfinished else 0
-    except UserError as error:
+    except RunError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.status
     except KeyboardInterrupt:

@@ -28,16 +28,21 @@ from typing import Any
 import jax
 
 from jaxrl_scale import config as cfg
-from jaxrl_scale import distributed, run_directory
-from jaxrl_scale.checkpoint import Checkpoints
-from jaxrl_scale.config import Config, Launch
-from jaxrl_scale.evaluate import Agent, Evaluator, load, summarize
-from jaxrl_scale.hosts import Hosts, find, join
-from jaxrl_scale.metrics import Metrics, Summary, read_rows
-from jaxrl_scale.progress import Clock, Progress, free_memory, peak_memory_mb
-from jaxrl_scale.runner import Runner
-from jaxrl_scale.terminal import Terminal
-from jaxrl_scale.types import UserError
+from jaxrl_scale.config import Config, Launch, command_line, files
+from jaxrl_scale.errors import RunError
+from jaxrl_scale.loop.agent import Agent, load
+from jaxrl_scale.loop.evaluator import Evaluator
+from jaxrl_scale.loop.runner import Runner
+from jaxrl_scale.parallel import backend
+from jaxrl_scale.parallel.cluster import find
+from jaxrl_scale.parallel.hosts import Hosts, join
+from jaxrl_scale.parallel.machine import free_memory, peak_memory_mb
+from jaxrl_scale.records import run_directory
+from jaxrl_scale.records.checkpoint import Checkpoints
+from jaxrl_scale.records.log import Metrics, Summary, read_rows
+from jaxrl_scale.records.progress import Clock, Progress
+from jaxrl_scale.records.statistics import summarize
+from jaxrl_scale.records.terminal import Terminal
 
 FINISHED, NOT_FINITE, STOPPED = 0, 3, 75  # 75 is EX_TEMPFAIL: worth starting again
 
@@ -79,7 +84,7 @@ def train(
       launch: how this process finds the others of the run, where there are any.
 
     Raises:
-      UserError: in one line, for whatever the user can mend. In a run of several processes all
+      RunError: in one line, for whatever the user can mend. In a run of several processes all
         end at once instead, with the error's status.
     """
     clock = Clock(process_start or time.time(), config.target_return)
@@ -87,7 +92,7 @@ def train(
     hosts = join(find(launch, os.environ), launch)
     try:
         return _train(config, name, resume, clock, hosts)
-    except UserError as error:
+    except RunError as error:
         if not hosts.several:
             raise
         hosts.fail(str(error), error.status)
@@ -106,7 +111,7 @@ def train(
 
 def _train(config: Config, name: str, resume: str | Path | None, clock: Clock, hosts: Hosts) -> Run:
     check_alike(config, resume, hosts)
-    placement = distributed.initialize(config, hosts)  # before the environment runs
+    placement = backend.initialize(config, hosts)  # before the environment runs
     env = cfg.make_env(config)
     runner = Runner(config, env, placement)
     state_memory = check_memory(runner)
@@ -118,10 +123,10 @@ def _train(config: Config, name: str, resume: str | Path | None, clock: Clock, h
         if leader:
             run = run_directory.open_existing(path) if resume else run_directory.create(path)
             if not resume:  # from here on it can be resumed
-                run.write_json("config.json", cfg.to_json(config))
+                run.write_json("config.json", files.to_json(config))
         hosts.share("run directory is there", None)
         if not leader:
-            run = run_directory.follow(path, cfg.to_json(config))
+            run = run_directory.follow(path, files.to_json(config))
         leave.callback(run.close)
         if resume:
             record = run.read_json("run.json")
@@ -163,7 +168,7 @@ def _train(config: Config, name: str, resume: str | Path | None, clock: Clock, h
         log = None
         if leader:
             if resume:
-                run.write_json("config.json", cfg.to_json(config))
+                run.write_json("config.json", files.to_json(config))
             run.record_start(
                 placement.names(),
                 name=name,
@@ -283,7 +288,7 @@ def _train(config: Config, name: str, resume: str | Path | None, clock: Clock, h
 
 
 def check_memory(runner: Runner) -> str:
-    """The size of this process's state, for people; `UserError` where it does not fit.
+    """The size of this process's state, for people; `RunError` where it does not fit.
 
     On CPUs it is there twice while it is saved: a checkpoint is written from a copy.
     """
@@ -292,7 +297,7 @@ def check_memory(runner: Runner) -> str:
     copies = 2 if devices[0].platform == "cpu" else 1
     if needed * copies > free:
         hint = "num_envs" if not hasattr(runner.config.algo, "replay_size") else "algo.replay_size"
-        raise UserError(
+        raise RunError(
             f"the state of this run takes {_size(needed)}"
             + (", and as much again while it is saved" if copies == 2 else "")
             + f", but {_size(free)} of memory is free; with {free / needed / copies:.0%} of its "
@@ -322,9 +327,9 @@ def compile_once(runner: Runner, hosts: Hosts) -> None:
 
 
 def check_alike(config: Config, resume: str | Path | None, hosts: Hosts) -> None:
-    """Raise a `UserError` where the processes were not started alike."""
+    """Raise a `RunError` where the processes were not started alike."""
     mine = {
-        **{k: str(v) for k, v in cfg.flatten(config).items()},
+        **{k: str(v) for k, v in files.flatten(config).items()},
         "resume": str(resume),
         "jax": run_directory.versions().get("jax", ""),
         "jaxrl_scale": run_directory.versions().get("jaxrl_scale", ""),
@@ -332,7 +337,7 @@ def check_alike(config: Config, resume: str | Path | None, hosts: Hosts) -> None
     first = hosts.share("started with", mine if hosts.leader else None)[0]
     for key in (*first, *mine):
         if mine.get(key) != first.get(key):
-            raise UserError(
+            raise RunError(
                 f"this process was started with {key}={mine.get(key)}, process 0 with "
                 f"{key}={first.get(key)}; all should be started alike"
             )
@@ -350,7 +355,7 @@ def default_run_dir(name: str) -> str:
 def close_after_error(log: Metrics, kind: type[BaseException] | None) -> None:
     """Keep the rows so far in all places; whoever interrupts does not wait for wandb."""
     if kind is not None and issubclass(kind, Exception):
-        with suppress(UserError):  # a full disk has been told already
+        with suppress(RunError):  # a full disk has been told already
             log.close(None, 1)
 
 
@@ -401,11 +406,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         warnings.simplefilter("ignore")  # libraries' warnings are not the user's
     try:
         argv = sys.argv[1:] if argv is None else argv
-        config, name, resume = cfg.load(argv)
-        start, launch = psutil.Process().create_time(), cfg.load_launch(argv)
+        config, name, resume = command_line.load(argv)
+        start, launch = psutil.Process().create_time(), command_line.load_launch(argv)
         done = train(config, name=name, resume=resume, process_start=start, launch=launch)
         return done.exit_status
-    except UserError as error:
+    except RunError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.status
     except KeyboardInterrupt:

@@ -3,7 +3,7 @@
 Axes, always in this order when several meet:
 
 =====  ==============================================================================
-``D``  local devices; only `jaxrl_scale.distributed` ever sees it
+``D``  local devices; only `jaxrl_scale.parallel.backend` ever sees it
 ``P``  population: seeds trained side by side in one compiled program
 ``S``  shards: fixed slices of the environments, the unit of placement and randomness
 ``T``  time within one rollout
@@ -35,15 +35,6 @@ Key = jax.Array
 PyTree = Any
 
 
-class UserError(ValueError):
-    """A mistake that the user can mend. Commands print it as one line, without a traceback,
-    and exit with `status`."""
-
-    def __init__(self, message: str, status: int = 2):
-        super().__init__(message)
-        self.status = status
-
-
 @dataclass(frozen=True)
 class Discrete:
     """Actions ``0 … n - 1``, int32 scalars."""
@@ -68,7 +59,7 @@ class Box:
 class EnvSpec:
     """What a trainer has to know of an environment before it runs it.
 
-    ``max_episode_steps`` is Gymnasium's ``TimeLimit``: `jaxrl_scale.rollout` truncates
+    ``max_episode_steps`` is Gymnasium's ``TimeLimit``: `jaxrl_scale.loop.rollout` truncates
     there, the physics never counts steps. ``gymnasium_id`` names the environment of real
     Gymnasium that this one reproduces, ``None`` where there is none. ``solver_kwargs`` are
     parameters that it does not have, since they say how the physics is computed, not what it is.
@@ -149,7 +140,7 @@ class Pool(NamedTuple):
 
     Every ``f`` below takes the arrays of ONE shard. ``S`` counts the shards at hand; the
     sums run over all shards of all devices in one fixed order, so that they are the same
-    to the last bit wherever the shards are (see `jaxrl_scale.distributed`).
+    to the last bit wherever the shards are (see `jaxrl_scale.parallel.backend`).
     """
 
     num_shards: int

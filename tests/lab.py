@@ -24,7 +24,7 @@ from typing import Any
 import psutil
 import pytest
 
-from jaxrl_scale.distributed import free_port
+from jaxrl_scale.parallel.machine import free_port
 
 PACKAGES = {
     "slurmctld": "slurmctld",

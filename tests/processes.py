@@ -16,10 +16,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_scale import checkpoint, metrics
 from jaxrl_scale import config as cfg
-from jaxrl_scale.distributed import free_port, place
-from jaxrl_scale.runner import Runner
+from jaxrl_scale.config import files
+from jaxrl_scale.loop.runner import Runner
+from jaxrl_scale.parallel.backend import place
+from jaxrl_scale.parallel.machine import free_port
+from jaxrl_scale.records import checkpoint, log
 
 TESTS = Path(__file__).parent
 REPOSITORY = TESTS.parent
@@ -172,8 +174,8 @@ def well(done: Done) -> Done:
 
 def rows(run_dir: Path) -> list[dict[str, Any]]:
     """The rows of metrics without their timings."""
-    whole = metrics.read_rows(run_dir / "metrics.jsonl")
-    return [{k: v for k, v in row.items() if k not in metrics.TIMINGS} for row in whole]
+    whole = log.read_rows(run_dir / "metrics.jsonl")
+    return [{k: v for k, v in row.items() if k not in log.TIMINGS} for row in whole]
 
 
 def summary(run_dir: Path) -> dict[str, Any]:
@@ -185,7 +187,7 @@ def events(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     read = EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"scalars": 0}).Reload()
-    timings = {metrics.TAGS.get(name) for name in metrics.TIMINGS}
+    timings = {log.TAGS.get(name) for name in log.TIMINGS}
     return {
         tag: [(e.step, e.value) for e in read.Scalars(tag)]
         for tag in read.Tags()["scalars"]
@@ -195,7 +197,7 @@ def events(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
 
 @functools.cache
 def _abstract_state(config_json: str) -> Any:
-    config = cfg.from_json(json.loads(config_json)).replace(devices=1)
+    config = files.from_json(json.loads(config_json)).replace(devices=1)
     one = place(config, jax.local_devices()[:1])
     return Runner(config, cfg.make_env(config), one).abstract_state()
 

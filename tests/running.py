@@ -3,11 +3,12 @@
 import jax
 import numpy as np
 
-from jaxrl_scale import algos, distributed, envs
+from jaxrl_scale import algos, envs
 from jaxrl_scale import config as cfg
 from jaxrl_scale.algos import ppo
 from jaxrl_scale.config import Config
-from jaxrl_scale.runner import Runner
+from jaxrl_scale.loop.runner import Runner
+from jaxrl_scale.parallel import backend
 
 
 def small(algo=None, **changes):
@@ -27,7 +28,7 @@ def runner_of(config, env=None, algo=None, monkeypatch=None):
     if algo is not None:
         module = type("module", (), {"make": staticmethod(algo)})
         monkeypatch.setattr(algos, "get", lambda name: module)
-    placement = distributed.place(config, jax.local_devices())
+    placement = backend.place(config, jax.local_devices())
     runner = Runner(config, env or envs.make(config.env, **config.env_kwargs), placement)
     runner.compile()
     return runner

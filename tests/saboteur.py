@@ -52,14 +52,15 @@ if path := accident.get("count"):
 
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-from jaxrl_scale import distributed, evaluate, runner  # noqa: E402
+from jaxrl_scale.loop import evaluator, runner  # noqa: E402
+from jaxrl_scale.parallel import placement  # noqa: E402
 
-true_step, true_evaluate = runner.Runner.step, evaluate.Evaluator.__call__
+true_step, true_evaluate = runner.Runner.step, evaluator.Evaluator.__call__
 evaluations = itertools.count(1)
 
 
 def step(self, state, stop=False):
-    if int(distributed.first_on_host(state.shared.iteration).ravel()[0]) + 1 == accident.get("at"):
+    if int(placement.first_on_host(state.shared.iteration).ravel()[0]) + 1 == accident.get("at"):
         os.kill(os.getpid(), getattr(signal, accident["signal"]))
     time.sleep(accident.get("seconds", 0))
     return true_step(self, state, stop)
@@ -71,6 +72,6 @@ def play(self, *arguments):
     return true_evaluate(self, *arguments)
 
 
-runner.Runner.step, evaluate.Evaluator.__call__ = step, play
+runner.Runner.step, evaluator.Evaluator.__call__ = step, play
 sys.argv[0] = "train.py"
 runpy.run_module("jaxrl_scale.train", run_name="__main__")

@@ -10,10 +10,10 @@ from learners import GAMMA, Mixture, asked, check_values, random_parameters, rol
 from running import differing, runner_of, steps
 
 from jaxrl_scale import config as cfg
-from jaxrl_scale import networks
 from jaxrl_scale.algos import a2c
 from jaxrl_scale.config import Config
-from jaxrl_scale.distributed import local_pool
+from jaxrl_scale.learning import networks
+from jaxrl_scale.parallel.sums import local_pool
 from jaxrl_scale.types import Box, Discrete, EnvSpec
 
 ENTROPY, VALUE = 0.03, 0.7

@@ -8,10 +8,10 @@ from running import differing
 from test_dqn import PROBING, SPEC, B, S, T, check_probes, probed, rollout_of
 
 from jaxrl_scale import config as cfg
-from jaxrl_scale import networks, replay
 from jaxrl_scale.algos import apex
 from jaxrl_scale.config import Config
-from jaxrl_scale.distributed import local_pool
+from jaxrl_scale.learning import networks, replay
+from jaxrl_scale.parallel.sums import local_pool
 
 
 def small(own=None, **changes):

@@ -18,9 +18,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jaxrl_scale import checkpoint
-from jaxrl_scale.checkpoint import Checkpoints, kept, restore
-from jaxrl_scale.types import UserError
+from jaxrl_scale.errors import RunError
+from jaxrl_scale.records import checkpoint
+from jaxrl_scale.records.checkpoint import Checkpoints, kept, restore
 
 
 class Local(NamedTuple):
@@ -143,7 +143,7 @@ def test_restoring_works_inside_a_running_event_loop_as_in_a_notebook(tmp_path):
 def test_orbax_is_imported_by_the_first_save_or_by_warming_up_and_not_before(tmp_path):
     code = """if True:
         import sys
-        from jaxrl_scale.checkpoint import Checkpoints, restore
+        from jaxrl_scale.records.checkpoint import Checkpoints, restore
         checkpoints = Checkpoints(sys.argv[1], keep=1)
         assert restore(sys.argv[1], {}, print) is None
         assert "orbax.checkpoint" not in sys.modules
@@ -191,7 +191,7 @@ def test_an_error_of_the_background_is_raised_by_the_next_call_and_once(
             "restore": lambda: checkpoints.restore(state(0), no_warning),
             "close": checkpoints.close,
         }
-        with pytest.raises(UserError, match=f"^cannot save .*{tmp_path}/1: Disk quota exceeded$"):
+        with pytest.raises(RunError, match=f"^cannot save .*{tmp_path}/1: Disk quota exceeded$"):
             calls[then]()
     if then != "close":
         checkpoints.save(3, state(3), {})
@@ -385,7 +385,7 @@ def test_if_no_checkpoint_is_whole_that_is_an_error_and_all_stay(tmp_path):
         (tmp_path / iteration / "_METADATA").unlink()
     checkpoints = Checkpoints(tmp_path, keep=2)
     warnings: list[str] = []
-    with pytest.raises(UserError, match=f"^none of the 2 checkpoints in {tmp_path} is whole$") as e:
+    with pytest.raises(RunError, match=f"^none of the 2 checkpoints in {tmp_path} is whole$") as e:
         checkpoints.restore(state(0), warnings.append)
     assert e.value.status == 74
     assert len(warnings) == 2
@@ -426,7 +426,7 @@ def test_a_checkpoint_of_another_config_is_an_error_that_names_the_leaf(tmp_path
     saved(tmp_path, [1])
     checkpoints = Checkpoints(tmp_path, keep=2)
     for tree in (target, abstract(target)):
-        with pytest.raises(UserError, match=f"checkpoint {tmp_path}/1 .*another config: {message}"):
+        with pytest.raises(RunError, match=f"checkpoint {tmp_path}/1 .*another config: {message}"):
             checkpoints.restore(tree, no_warning)
     checkpoints.close()
     assert names(tmp_path) == {"1"}
@@ -525,7 +525,7 @@ def test_a_full_disk_is_one_clear_error_and_what_was_saved_stays(mount, capfd):
     for pages in (12, 8, 4, 3, 2, 1, 0):
         (disk / "filler").write_bytes(bytes(free - 4096 * pages))
         checkpoints.save(3, state(3, size=5000), {})
-        with pytest.raises(UserError) as e:
+        with pytest.raises(RunError) as e:
             checkpoints.wait()
         assert str(e.value) == f"cannot save checkpoint {directory}/3: No space left on device"
         assert e.value.status == 74
@@ -543,7 +543,7 @@ def test_a_disk_that_cannot_be_written_is_an_error_at_the_start_but_can_be_read(
     saved(disk, [1])
     subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
     for directory in (disk, disk / "new"):
-        with pytest.raises(UserError, match=f"^cannot save checkpoints in {directory}: ") as e:
+        with pytest.raises(RunError, match=f"^cannot save checkpoints in {directory}: ") as e:
             Checkpoints(directory, keep=2)
         assert e.value.status == 74
     assert restore(disk, state(0), no_warning)[0] == 1
@@ -551,6 +551,6 @@ def test_a_disk_that_cannot_be_written_is_an_error_at_the_start_but_can_be_read(
 
 def test_a_folder_below_a_file_is_an_error_at_the_start(tmp_path):
     (tmp_path / "file").write_text("not a folder")
-    with pytest.raises(UserError, match=r"checkpoints in .*/file/run: Not a directory$") as e:
+    with pytest.raises(RunError, match=r"checkpoints in .*/file/run: Not a directory$") as e:
         Checkpoints(tmp_path / "file" / "run", keep=2)
     assert e.value.status == 74

@@ -11,8 +11,9 @@ import pytest
 from jaxrl_scale import envs
 from jaxrl_scale.algos import ppo
 from jaxrl_scale.config import Config
-from jaxrl_scale.distributed import AXIS, device_pool, local_pool, place, tree_sum
-from jaxrl_scale.runner import Runner
+from jaxrl_scale.loop.runner import Runner
+from jaxrl_scale.parallel.backend import place
+from jaxrl_scale.parallel.sums import AXIS, device_pool, local_pool, tree_sum
 
 FILE = Path(__file__).parents[1] / "benchmarks" / "communication.py"
 spec = importlib.util.spec_from_file_location("communication", FILE)

@@ -10,27 +10,28 @@ from typing import Literal, get_args, get_origin, get_type_hints
 import flax.linen as nn
 import pytest
 
-from jaxrl_scale import algos, config, envs, networks
+from jaxrl_scale import algos, config, envs, options
 from jaxrl_scale.algos import ppo
-from jaxrl_scale.config import Config
-from jaxrl_scale.types import UserError
+from jaxrl_scale.config import Config, command_line, files
+from jaxrl_scale.errors import RunError
+from jaxrl_scale.learning import networks
 
 REPOSITORY = Path(__file__).parents[1]
 DEFAULTS = Config()
 ALGORITHMS = f"(there are: {', '.join(algos.names())})"
-FLAT = config.flatten(DEFAULTS)
+FLAT = files.flatten(DEFAULTS)
 HINTS = get_type_hints(Config) | {f"algo.{k}": v for k, v in get_type_hints(ppo.Config).items()}
 FIELDS = [name for name in FLAT if name not in ("algo", "env_kwargs")]
 
 
 def loaded(*argv):
-    return config.load(argv)[0]
+    return command_line.load(argv)[0]
 
 
 def refused(*argv):
     """What the user is told; one line, always."""
-    with pytest.raises(UserError) as caught:
-        config.load(argv)
+    with pytest.raises(RunError) as caught:
+        command_line.load(argv)
     assert caught.value.status == 2
     assert "\n" not in str(caught.value)
     return str(caught.value)
@@ -53,7 +54,7 @@ def run(tmp_path):
     """A run directory of a config."""
 
     def run(config_of_run=DEFAULTS, **changes):
-        data = config.to_json(config_of_run) | changes
+        data = files.to_json(config_of_run) | changes
         (tmp_path / "config.json").write_text(json.dumps(data))
         return str(tmp_path)
 
@@ -97,14 +98,14 @@ def test_every_field_can_be_set_on_the_command_line(name):
     value, text = another(name)
     assert value != FLAT[name]
     for argv in ([f"--{name}={text}"], [f"--{name}", text]):
-        assert config.flatten(loaded(*argv)) == FLAT | {name: value}
-        assert type(config.flatten(loaded(*argv))[name]) is type(value)
+        assert files.flatten(loaded(*argv)) == FLAT | {name: value}
+        assert type(files.flatten(loaded(*argv))[name]) is type(value)
 
 
 def test_help_explains_every_field_and_shows_its_default(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "1000")
     with pytest.raises(SystemExit) as end:
-        config.load(["--help"])
+        command_line.load(["--help"])
     assert end.value.code == 0
     lines = capsys.readouterr().out.replace("[=BOOL]", "=BOOL").splitlines()
     for name in FIELDS:
@@ -123,7 +124,7 @@ def test_help_shows_the_config_files_defaults(write, capsys):
         """
     )
     with pytest.raises(SystemExit):
-        config.load(["--config", file, "--help"])
+        command_line.load(["--config", file, "--help"])
     out = " ".join(capsys.readouterr().out.split())
     assert "environments of one agent, over all devices [4096]" in out
     assert "[gravity=5.5]" in out
@@ -207,17 +208,17 @@ def test_total_steps_replaces_the_config_files_iterations(write):
 
 def test_the_run_is_called_after_its_config_file_or_its_environment(write):
     file = write("from jaxrl_scale import Config as get_config", "short.py")
-    assert config.load(["--config", file])[1:] == ("short", None)
-    assert config.load(["--env=some.module:Class"])[1:] == ("Class", None)
+    assert command_line.load(["--config", file])[1:] == ("short", None)
+    assert command_line.load(["--env=some.module:Class"])[1:] == ("Class", None)
 
 
 def test_a_config_survives_its_json():
-    changed = config.flatten(loaded(*(f"--{name}={another(name)[1]}" for name in FIELDS)))
+    changed = files.flatten(loaded(*(f"--{name}={another(name)[1]}" for name in FIELDS)))
     assert changed != FLAT
     there = json.loads(
-        json.dumps(config.to_json(loaded(*(f"--{n}={another(n)[1]}" for n in FIELDS))))
+        json.dumps(files.to_json(loaded(*(f"--{n}={another(n)[1]}" for n in FIELDS))))
     )
-    assert config.flatten(config.from_json(there)) == changed
+    assert files.flatten(files.from_json(there)) == changed
 
 
 # --- unknown and unreadable -----------------------------------------------------------------
@@ -400,7 +401,7 @@ def test_sizes_that_do_not_fit_are_refused_with_what_would(argv, said):
         try:
             said = ""
             loaded(*argv)
-        except UserError as error:
+        except RunError as error:
             said = str(error)
     assert not said
 
@@ -419,17 +420,17 @@ def test_the_minibatch_that_is_proposed_is_the_nearest_that_fits():
     fitting = [d for d in range(1, 721) if 720 % d == 0 and d % 4 == 0]
     for size in range(4, 1000, 4):
         if size in fitting:
-            config.check_minibatches(base, size)
+            options.check_minibatches(base, size)
             continue
-        with pytest.raises(UserError) as caught:
-            config.check_minibatches(base, size)
+        with pytest.raises(RunError) as caught:
+            options.check_minibatches(base, size)
         proposed = int(str(caught.value).split("=")[-1])
         assert proposed in fitting
         assert abs(proposed - size) == min(abs(d - size) for d in fitting)
 
 
 def test_the_largest_divisor_is_not_above_the_limit():
-    assert [config.largest_divisor(12, limit) for limit in (1, 5, 6, 11, 12, 99)] == [
+    assert [options.largest_divisor(12, limit) for limit in (1, 5, 6, 11, 12, 99)] == [
         *(1, 4, 6, 6, 12, 12)
     ]
 
@@ -480,9 +481,9 @@ def test_parameters_add_to_the_config_files_and_go_with_its_environment(write):
 def test_a_parameter_that_json_does_not_know_is_refused():
     said = "should hold finite numbers, texts and lists: it becomes JSON"
     assert said in refused("--env_kwargs.gravity=NaN")
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(RunError, match=said):
         config.check(DEFAULTS.replace(env_kwargs={"gravity": object()}))
-    with pytest.raises(UserError, match="should be a dict with texts for keys"):
+    with pytest.raises(RunError, match="should be a dict with texts for keys"):
         config.check(DEFAULTS.replace(env_kwargs={3: 4}))
 
 
@@ -505,7 +506,7 @@ def test_a_parameter_that_json_does_not_know_is_refused():
     ],
 )
 def test_an_environment_that_does_not_exist_is_refused(argv, said):
-    with pytest.raises(UserError, match=said) as caught:
+    with pytest.raises(RunError, match=said) as caught:
         config.make_env(loaded(*argv))
     assert "\n" not in str(caught.value)
 
@@ -531,14 +532,17 @@ class WrongShape(nn.Module):
         ("mpl", r"network 'mpl' does not exist; did you mean mlp\?"),
         ("cnn", "network 'cnn' needs images"),
         ("no_such_module:Net", "network no_such_module:Net cannot be imported"),
-        ("jaxrl_scale.networks:Actor", "network jaxrl_scale.networks:Actor cannot be imported"),
+        (
+            "jaxrl_scale.learning.networks:Actor",
+            "network jaxrl_scale.learning.networks:Actor cannot be imported",
+        ),
         (f"{__name__}:WrongShape", r"returns shapes \(\(2, 6\), \(2, 1\)\) for 2 observations"),
     ],
 )
 def test_a_network_that_does_not_fit_is_refused(network, said):
     chosen = loaded(f"--network={network}")
     spec = envs.make(chosen.env).spec
-    with pytest.raises(UserError, match=said) as caught:
+    with pytest.raises(RunError, match=said) as caught:
         networks.make(chosen, spec)
     assert "\n" not in str(caught.value)
 
@@ -656,7 +660,7 @@ def test_another_algorithm_has_its_own_defaults_and_the_same_keeps_the_files(wri
 def test_a_resumed_run_has_the_config_that_it_began_with(run):
     began = loaded("--num_envs=128", "--hidden_sizes=32", "--env_kwargs.gravity=5")
     path = run(began)
-    assert config.load(["--resume", path]) == (began, "CartPole-v1", path)
+    assert command_line.load(["--resume", path]) == (began, "CartPole-v1", path)
 
 
 def test_what_the_result_does_not_depend_on_may_change_on_resume(run):

@@ -9,10 +9,10 @@ import pytest
 from running import differing, run
 
 from jaxrl_scale import config as cfg
-from jaxrl_scale import networks, replay
 from jaxrl_scale.algos import dqn
 from jaxrl_scale.config import Config
-from jaxrl_scale.distributed import local_pool
+from jaxrl_scale.learning import networks, replay
+from jaxrl_scale.parallel.sums import local_pool
 from jaxrl_scale.types import Discrete, EnvSpec, Rollout, TimeStep
 
 SPEC = EnvSpec("twin", (3,), Discrete(2))

@@ -13,10 +13,13 @@ from processes import PATIENCE, SMALL, summary, well
 from scipy import stats
 
 from jaxrl_scale import config as cfg
-from jaxrl_scale import distributed, evaluate, load
+from jaxrl_scale import evaluate, load
 from jaxrl_scale.config import Config
-from jaxrl_scale.runner import Runner
-from jaxrl_scale.types import UserError
+from jaxrl_scale.errors import RunError
+from jaxrl_scale.loop.agent import Agent
+from jaxrl_scale.loop.runner import Runner
+from jaxrl_scale.parallel import backend
+from jaxrl_scale.records import statistics
 
 EPISODES = str(SMALL["eval_episodes"])
 
@@ -210,18 +213,18 @@ def test_sampled_actions_come_from_the_policy_and_a_reset_repeats_them(agent):
 @pytest.mark.parametrize("shape", [(), (3,), (5,), (2, 3), (2, 2, 4)])
 def test_an_observation_of_a_wrong_shape_is_told_with_the_right_one(agent, shape):
     message = rf"shape {re.escape(str(shape))} is none of CartPole-v1; it should be \(4,\), or a b"
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(RunError, match=message):
         agent.act(np.zeros(shape))
 
 
 def test_what_is_no_array_of_numbers_is_no_observation(agent):
     for wrong in ("left", [1.0, "x", 0.0, 0.0], [[1.0], [1.0, 2.0]]):
-        with pytest.raises(UserError, match="this is no observation of CartPole-v1: "):
+        with pytest.raises(RunError, match="this is no observation of CartPole-v1: "):
             agent.act(wrong)
 
 
 def test_a_member_that_the_run_does_not_have_cannot_be_loaded(run):
-    with pytest.raises(UserError, match="member=1, but the run has members 0 to 0"):
+    with pytest.raises(RunError, match="member=1, but the run has members 0 to 0"):
         load(run, member=1)
 
 
@@ -229,11 +232,11 @@ def untrained(scale=1, **options):
     """An agent as it is initialised, with parameters ``scale`` times as large."""
     config = Config(num_envs=4, num_shards=1, hidden_sizes=(8,), **options)
     env = cfg.make_env(config)
-    placement = distributed.place(config.replace(devices=1), jax.local_devices()[:1])
+    placement = backend.place(config.replace(devices=1), jax.local_devices()[:1])
     algo = Runner(config, env, placement).algo
     params = algo.actor(algo.init_shared(jax.random.key(0)))
     actor = jax.tree.map(lambda x: scale * x[None], params)
-    return evaluate.Agent(config, env, algo, actor, iteration=0)
+    return Agent(config, env, algo, actor, iteration=0)
 
 
 def test_continuous_actions_stay_in_their_box():
@@ -264,7 +267,7 @@ def test_what_only_concerns_our_solver_is_kept_from_gymnasium():
 
 def test_a_parameter_that_gymnasium_does_not_have_is_told_in_one_line():
     agent = untrained(env="CartPole-v1", env_kwargs={"masspole": 0.2})
-    with pytest.raises(UserError, match=r"CartPole-v1 in Gymnasium .*masspole") as raised:
+    with pytest.raises(RunError, match=r"CartPole-v1 in Gymnasium .*masspole") as raised:
         agent.evaluate_in_gymnasium(episodes=2)
     assert "\n" not in str(raised.value)
 
@@ -274,7 +277,7 @@ def test_a_parameter_that_gymnasium_does_not_have_is_told_in_one_line():
 
 def test_of_one_member_the_sample_is_its_episodes():
     returns = np.random.default_rng(0).normal(100, 10, size=(1, 400))
-    result = evaluate.summarize(returns)
+    result = statistics.summarize(returns)
     low, high = result["ci95"]
     assert result["mean"] == pytest.approx(returns.mean())
     assert low < result["mean"] < high
@@ -282,13 +285,13 @@ def test_of_one_member_the_sample_is_its_episodes():
     middle = np.sort(returns[0])[100:300]
     assert result["iqm"] == pytest.approx(middle.mean())
     assert (result["episodes"], result["per_seed"]) == (400, [pytest.approx(returns.mean())])
-    assert evaluate.summarize(returns) == result, "the bootstrap repeats itself"
+    assert statistics.summarize(returns) == result, "the bootstrap repeats itself"
 
 
 def test_of_several_members_the_sample_is_their_means():
     members = np.array([0.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0, 1000.0])
     returns = members[:, None] + np.array([-1.0, 0.0, 1.0])
-    result = evaluate.summarize(returns)
+    result = statistics.summarize(returns)
     assert result["per_seed"] == members.tolist()
     assert result["mean"] == members.mean()
     assert result["iqm"] == 12.5  # of the middle four; the outliers do not count
@@ -300,17 +303,17 @@ def test_a_member_that_failed_is_left_out_and_harms_no_statistic():
     good = np.random.default_rng(0).normal(size=(4, 16))
     returns = np.insert(good, 2, np.nan, axis=0)
     returns = np.insert(returns, 0, 1e9, axis=0)
-    result = evaluate.summarize(returns, failed=[0])
+    result = statistics.summarize(returns, failed=[0])
     assert [score is None for score in result.pop("per_seed")] == [True, *[False] * 2, True] + [
         False
     ] * 2
-    whole = evaluate.summarize(good)
+    whole = statistics.summarize(good)
     assert result == {name: whole[name] for name in result}
-    nothing = evaluate.summarize(returns[:1], failed=[0])
+    nothing = statistics.summarize(returns[:1], failed=[0])
     assert (nothing["mean"], nothing["iqm"], nothing["ci95"]) == (None, None, (None, None))
 
 
 @pytest.mark.parametrize("returns", [np.full((1, 1), 5.0), np.full((3, 4), 5.0)])
 def test_where_nothing_varies_the_interval_is_a_point(returns):
-    result = evaluate.summarize(returns)
+    result = statistics.summarize(returns)
     assert (result["mean"], result["iqm"], result["ci95"]) == (5.0, 5.0, (5.0, 5.0))

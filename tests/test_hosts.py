@@ -24,11 +24,12 @@ from processes import (
     well,
 )
 
-from jaxrl_scale import distributed, hosts
-from jaxrl_scale.config import Launch, load_launch
-from jaxrl_scale.distributed import free_port
-from jaxrl_scale.hosts import Cluster, find, split
-from jaxrl_scale.types import UserError
+from jaxrl_scale.config import Launch
+from jaxrl_scale.config.command_line import load_launch
+from jaxrl_scale.errors import RunError
+from jaxrl_scale.parallel import cluster, hosts, machine
+from jaxrl_scale.parallel.cluster import Cluster, find
+from jaxrl_scale.parallel.machine import free_port, split
 
 DONE, MISTAKE, IO_ERROR, AGAIN = 0, 2, 74, 75
 HEARTBEAT = 6.0  # seconds; short, for tests that wait for it
@@ -96,7 +97,7 @@ def test_openmpi_tells_all_even_under_slurm():
 
 def test_openmpi_that_does_not_tell_where_rank_0_is():
     told = {k: v for k, v in OPENMPI.items() if "uri" not in k}
-    with pytest.raises(UserError, match="--coordinator=HOST"):
+    with pytest.raises(RunError, match="--coordinator=HOST"):
         find(Launch(), told)
 
 
@@ -107,7 +108,7 @@ def test_variables_come_before_the_launcher_and_flags_before_variables():
 
 
 def test_a_coordinator_without_a_port_has_ours():
-    assert find(Launch("node1", 2, 1), {}) == Cluster(2, 1, "node1", hosts.FIRST_PORT)
+    assert find(Launch("node1", 2, 1), {}) == Cluster(2, 1, "node1", cluster.FIRST_PORT)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +124,7 @@ def test_a_coordinator_without_a_port_has_ours():
     ],
 )
 def test_half_of_it_is_told_in_one_line(launch, environment, message):
-    with pytest.raises(UserError, match=message) as error:
+    with pytest.raises(RunError, match=message) as error:
         find(launch, environment)
     assert "\n" not in str(error.value)
 
@@ -168,7 +169,7 @@ def test_the_gpus_that_a_process_sees(tmp_path, monkeypatch, environment, seen):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert distributed.visible_gpus() == seen
+    assert machine.visible_gpus() == seen
 
 
 # --- meeting --------------------------------------------------------------------------------

@@ -10,11 +10,12 @@ from learners import GAMMA, Mixture, asked, check_values, random_parameters, rol
 from running import differing, runner_of, steps
 
 from jaxrl_scale import config as cfg
-from jaxrl_scale import networks
 from jaxrl_scale.algos import a2c, impala
 from jaxrl_scale.config import Config
-from jaxrl_scale.distributed import local_pool
-from jaxrl_scale.types import Discrete, EnvSpec, UserError
+from jaxrl_scale.errors import RunError
+from jaxrl_scale.learning import networks
+from jaxrl_scale.parallel.sums import local_pool
+from jaxrl_scale.types import Discrete, EnvSpec
 
 ENTROPY, VALUE = 0.03, 0.7
 SPEC = EnvSpec("twin", (4,), Discrete(3))
@@ -184,7 +185,7 @@ def test_minibatches_are_whole_trajectories_each_once():
     for name in ("value_loss", "policy_loss", "approx_kl"):
         assert float(halves[name]) == pytest.approx(float(whole[name]), rel=1e-4), name
     # One trajectory and a half of each shard: half of one would not fit V-trace.
-    with pytest.raises(UserError, match=r"minibatch_size=24 .*; try algo.minibatch_size=16"):
+    with pytest.raises(RunError, match=r"minibatch_size=24 .*; try algo.minibatch_size=16"):
         updated(rollout, minibatch_size=24)
 
 

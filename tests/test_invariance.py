@@ -12,10 +12,11 @@ import pytest
 from running import differing, run, runner_of, small, steps
 
 from jaxrl_scale import config as cfg
-from jaxrl_scale import distributed
 from jaxrl_scale.algos import a2c, apex, dqn, impala, pqn
 from jaxrl_scale.config import Config
-from jaxrl_scale.distributed import AXIS, Placement
+from jaxrl_scale.parallel import backend, sums
+from jaxrl_scale.parallel.placement import Placement
+from jaxrl_scale.parallel.sums import AXIS
 
 EVERYTHING = {
     "normalize_observations": True,
@@ -123,21 +124,21 @@ def test_pooled_sums_agree_within_rounding_at_the_first_update():
 
 def per_device_mean(placement):
     """Gradients are averaged over a device's own shards only, as if each trained alone."""
-    right = distributed.device_pool(placement.num_shards, placement.num_devices, True)
-    alone = distributed.local_pool(placement.num_shards // placement.num_devices)
+    right = sums.device_pool(placement.num_shards, placement.num_devices, True)
+    alone = sums.local_pool(placement.num_shards // placement.num_devices)
     return right._replace(grad=alone.grad)
 
 
 def per_device_key(placement):
     """Shards are numbered within their device, so that devices repeat each other's numbers."""
-    right = distributed.device_pool(placement.num_shards, placement.num_devices, True)
+    right = sums.device_pool(placement.num_shards, placement.num_devices, True)
     count = placement.num_shards // placement.num_devices
     return right._replace(shard_index=lambda: jnp.arange(count, dtype=jnp.int32))
 
 
 def plain_psum(placement):
     """Sums by ``psum``: right within rounding, in an order that depends on the devices."""
-    right = distributed.device_pool(placement.num_shards, placement.num_devices, True)
+    right = sums.device_pool(placement.num_shards, placement.num_devices, True)
 
     def grad(f, params, *shards):
         gradients = right.map(lambda *s: jax.grad(f, has_aux=True)(params, *s), *shards)
@@ -161,8 +162,8 @@ def test_the_tree_adds_neighbours_first():
     by_hand = f(f(terms[0] + terms[1]) + f(terms[2] + terms[3])) + f(
         f(terms[4] + terms[5]) + f(terms[6] + terms[7])
     )
-    assert float(distributed.tree_sum(jnp.asarray(terms))) == float(by_hand)
-    walled = distributed.walled_tree_sum(jnp.stack([terms, terms, terms], 1))
+    assert float(sums.tree_sum(jnp.asarray(terms))) == float(by_hand)
+    walled = sums.walled_tree_sum(jnp.stack([terms, terms, terms], 1))
     np.testing.assert_array_equal(walled, [by_hand] * 3)
 
 
@@ -183,7 +184,7 @@ def test_placement_goes_there_and_back():
 
 def test_devices_that_divide_nothing_are_left_idle():
     config = small()
-    placement = distributed.place(config, jax.local_devices()[:3])
+    placement = backend.place(config, jax.local_devices()[:3])
     assert (placement.num_devices, placement.idle) == (2, 1)
     assert "1 idle" in placement.describe()
     assert dataclasses.replace(placement, idle=0).describe().startswith("2 cpu devices with 4")

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from running import differing, run, runner_of
 
-from jaxrl_scale import config as cfg
-from jaxrl_scale.evaluate import Evaluator, summarize
+from jaxrl_scale.config import files
+from jaxrl_scale.loop.evaluator import Evaluator
+from jaxrl_scale.records.statistics import summarize
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 PPO = ("cartpole", "acrobot", "mountain_car", "pendulum", "lunar_lander")
@@ -43,7 +44,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 @pytest.mark.parametrize("name", [*PPO, *(n for n in SCORES if n.endswith("_cartpole"))])
 def test_a_whole_config_ends_bit_identical_on_1_2_4_and_8_devices(name):
-    config = cfg.read_file(CONFIGS / f"{name}.py")
+    config = files.read_file(CONFIGS / f"{name}.py")
     reference, history = run(config.replace(devices=1))
     for devices in (2, 4, 8):
         state, other = run(config.replace(devices=devices))
@@ -53,7 +54,7 @@ def test_a_whole_config_ends_bit_identical_on_1_2_4_and_8_devices(name):
 
 @pytest.mark.parametrize("name", SCORES)
 def test_many_seeds_reach_the_score_and_none_fails(name):
-    config = cfg.read_file(CONFIGS / f"{name}.py")
+    config = files.read_file(CONFIGS / f"{name}.py")
     num_seeds, enough, failed = SCORES[name]
     config = config.replace(num_seeds=num_seeds, devices=2)
     runner = runner_of(config)

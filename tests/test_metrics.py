@@ -21,9 +21,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_scale import metrics, run_directory, terminal, wandb_sink
 from jaxrl_scale.config import Config
-from jaxrl_scale.types import UserError
+from jaxrl_scale.errors import RunError
+from jaxrl_scale.records import log, run_directory, terminal, wandb_log
 
 needs_full_device = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux only")
 REPOSITORY = Path(__file__).parents[1]
@@ -62,7 +62,7 @@ def row(iteration, **more):
 
 
 def write(run, config, iterations, **arguments):
-    sink = metrics.Metrics(run, config, "test", **arguments)
+    sink = log.Metrics(run, config, "test", **arguments)
     for iteration in iterations:
         sink.log(row(iteration))
     sink.close(None, 0)
@@ -91,7 +91,7 @@ def python(code, *arguments, **options):
 def test_a_directory_that_holds_a_run_is_not_used_for_another(run):
     run.write_json("config.json", {})
     run.close()
-    with pytest.raises(UserError, match=r"already holds a run: --resume .*one continues it"):
+    with pytest.raises(RunError, match=r"already holds a run: --resume .*one continues it"):
         run_directory.create(run.path)
     run_directory.open_existing(run.path).close()  # and the refusal has left no lock
 
@@ -100,20 +100,20 @@ def test_files_of_others_do_not_hinder_a_new_run_but_remains_of_a_run_do(tmp_pat
     (tmp_path / "slurm.out").touch()
     run_directory.create(tmp_path).close()
     (tmp_path / "metrics.jsonl").touch()
-    with pytest.raises(UserError, match=r"holds metrics\.jsonl but no config\.json"):
+    with pytest.raises(RunError, match=r"holds metrics\.jsonl but no config\.json"):
         run_directory.create(tmp_path)
 
 
 def test_only_a_run_can_be_resumed(tmp_path):
-    with pytest.raises(UserError, match="does not exist"):
+    with pytest.raises(RunError, match="does not exist"):
         run_directory.open_existing(tmp_path / "nowhere")
-    with pytest.raises(UserError, match=r"no run directory: it has no config\.json"):
+    with pytest.raises(RunError, match=r"no run directory: it has no config\.json"):
         run_directory.open_existing(tmp_path)
 
 
 def test_a_place_where_nothing_can_be_written_is_an_input_output_error(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"cannot write .*file/run: Not a directory") as error:
+    with pytest.raises(RunError, match=r"cannot write .*file/run: Not a directory") as error:
         run_directory.create(tmp_path / "file" / "run")
     assert error.value.status == 74
 
@@ -131,7 +131,7 @@ time.sleep(60)
         assert other.stdout.readline() == "ready\n"
         holder = f"process {other.pid} on {socket.gethostname()}"
         for use in (run_directory.create, run_directory.open_existing):
-            with pytest.raises(UserError, match=f"in use by {re.escape(holder)}; stop it"):
+            with pytest.raises(RunError, match=f"in use by {re.escape(holder)}; stop it"):
                 use(tmp_path)
         other.send_signal(signal.SIGKILL)
         other.wait()
@@ -139,7 +139,7 @@ time.sleep(60)
 
 
 def test_one_process_cannot_use_a_directory_twice(run):
-    with pytest.raises(UserError, match=f"in use by process {os.getpid()}"):
+    with pytest.raises(RunError, match=f"in use by process {os.getpid()}"):
         run_directory.create(run.path)
 
 
@@ -160,7 +160,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(run, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", crash)
-    with pytest.raises(UserError, match=r"cannot write .*data\.json: No space left"):
+    with pytest.raises(RunError, match=r"cannot write .*data\.json: No space left"):
         run.write_json("data.json", {"a": 2})
     assert run.read_json("data.json") == {"a": 1}
     assert run.read_json("absent.json") is None
@@ -224,19 +224,19 @@ def test_the_commit_is_that_of_this_package_and_of_no_repository_around_it(tmp_p
 def test_a_torn_last_line_is_left_out_and_any_other_damage_is_told(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"iteration": 1}\n{"iteration": 2}\n{"iterat')
-    assert metrics.read_rows(path) == [{"iteration": 1}, {"iteration": 2}]
+    assert log.read_rows(path) == [{"iteration": 1}, {"iteration": 2}]
     path.write_bytes(b'{"iteration": 1}\n' + bytes(7))  # what a crashed ext4 may leave
-    assert metrics.read_rows(path) == [{"iteration": 1}]
+    assert log.read_rows(path) == [{"iteration": 1}]
     path.write_text('{"iterat\n{"iteration": 2}\n')
-    with pytest.raises(UserError, match="line 1 is damaged"):
-        metrics.read_rows(path)
-    assert metrics.read_rows(tmp_path / "absent") == []
+    with pytest.raises(RunError, match="line 1 is damaged"):
+        log.read_rows(path)
+    assert log.read_rows(tmp_path / "absent") == []
 
 
 def test_a_row_is_in_the_file_as_soon_as_it_is_logged(run):
-    sink = metrics.Metrics(run, QUIET, "test")
+    sink = log.Metrics(run, QUIET, "test")
     sink.log(row(1, loss=float("nan"), per_seed={"return": np.array([1.0, np.nan])}))
-    [read] = metrics.read_rows(run.metrics)
+    [read] = log.read_rows(run.metrics)
     assert read == row(1, loss=None, per_seed={"return": [1.0, None]})
     sink.close(None, 0)
 
@@ -261,7 +261,7 @@ def test_a_resumed_run_leaves_the_files_of_one_that_never_stopped(tmp_path):
 
 
 def test_the_summary_is_written_and_that_of_a_shorter_run_is_removed_on_resume(run):
-    sink = metrics.Metrics(run, QUIET, "test")
+    sink = log.Metrics(run, QUIET, "test")
     sink.log(row(1))
     sink.close({"status": "done", "return_100": float("nan")}, 0)
     assert run.read_json("summary.json") == {"status": "done", "return_100": None}
@@ -272,25 +272,25 @@ def test_the_summary_is_written_and_that_of_a_shorter_run_is_removed_on_resume(r
 @needs_full_device
 def test_a_full_disk_is_told_in_one_line(run):
     run.metrics.symlink_to("/dev/full")
-    sink = metrics.Metrics(run, QUIET, "test")
-    with pytest.raises(UserError, match=r"cannot write .*metrics\.jsonl: No space left") as error:
+    sink = log.Metrics(run, QUIET, "test")
+    with pytest.raises(RunError, match=r"cannot write .*metrics\.jsonl: No space left") as error:
         sink.log(row(1))
     assert error.value.status == 74
     sink._file.close()
 
 
 def test_what_a_disk_still_took_when_it_filled_up_can_be_read(run):
-    sink = metrics.Metrics(run, QUIET, "test")
+    sink = log.Metrics(run, QUIET, "test")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:
-        with pytest.raises(UserError, match=r"metrics\.jsonl: File too large"):
+        with pytest.raises(RunError, match=r"metrics\.jsonl: File too large"):
             log_for_ever(sink)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     sink.close(None, 74)
     assert run.metrics.stat().st_size == 1000
-    rows = metrics.read_rows(run.metrics)
+    rows = log.read_rows(run.metrics)
     assert [r["iteration"] for r in rows] == list(range(1, len(rows) + 1))
     assert len(rows) > 3
 
@@ -311,7 +311,7 @@ def read_events(run):
 
 def test_tensorboard_shows_the_rows_under_grouped_tags_over_steps_of_one_agent(run):
     config = dataclasses.replace(QUIET, tensorboard=True, num_seeds=4)
-    sink = metrics.Metrics(run, config, "test")
+    sink = log.Metrics(run, config, "test")
     spread = {"return": [1.0, 9.0, None, 4.0], "loss": [1.0, 2.0, None, 3.0]}
     sink.log(row(1, per_seed=spread, failed=[2], beta=0.5, policy_loss=float("nan")))
     sink.log(row(2))
@@ -338,14 +338,14 @@ def test_a_disk_that_is_full_for_tensorboard_is_told_and_hangs_nothing(run, monk
 
     full = open("/dev/full", "wb")  # noqa: SIM115
     monkeypatch.setattr(record_writer, "open_file", lambda _: full)
-    monkeypatch.setattr(metrics, "_FLUSH_SECONDS", 0.0)
-    sink = metrics.Metrics.__new__(metrics.Metrics)  # the constructor's own flush fails first
+    monkeypatch.setattr(log, "_FLUSH_SECONDS", 0.0)
+    sink = log.Metrics.__new__(log.Metrics)  # the constructor's own flush fails first
     sink._run, sink._num_seeds, sink.wandb = run, 1, None
     sink._file = open(run.metrics, "ab", buffering=0)  # noqa: SIM115
-    sink._events = metrics._Events(run.tensorboard)
-    with pytest.raises(UserError, match=r"cannot write .*tensorboard: No space left"):
+    sink._events = log._Events(run.tensorboard)
+    with pytest.raises(RunError, match=r"cannot write .*tensorboard: No space left"):
         sink.log(row(1))
-    with pytest.raises(UserError, match=r"cannot write .*tensorboard: No space left"):
+    with pytest.raises(RunError, match=r"cannot write .*tensorboard: No space left"):
         sink.close(None, 74)
     assert sink._file.closed
     with pytest.raises(OSError, match="No space left"):
@@ -403,7 +403,7 @@ def wandb_rows(folder):
 def test_wandb_offline_holds_the_rows_and_a_resumed_run_keeps_its_id(run, capfd):
     config = dataclasses.replace(QUIET, wandb="offline", seed=7)
     said = []
-    sink = metrics.Metrics(run, config, "test", say=said.append)
+    sink = log.Metrics(run, config, "test", say=said.append)
     for iteration in (1, 2, 3):
         sink.log(row(iteration))
     sink.close({"status": "stopped", "env_steps": 3000}, 75)
@@ -458,7 +458,7 @@ def test_the_config_decides_wandbs_mode_and_then_the_environment(
 ):
     if environment:
         monkeypatch.setenv("WANDB_MODE", environment)
-    assert wandb_sink.wandb_mode(Config(wandb=setting)) == mode
+    assert wandb_log.wandb_mode(Config(wandb=setting)) == mode
 
 
 def test_training_goes_on_when_wandb_breaks(run, monkeypatch):
@@ -472,7 +472,7 @@ def test_training_goes_on_when_wandb_breaks(run, monkeypatch):
     said = []
     sink = write(run, dataclasses.replace(QUIET, wandb="offline"), [1, 2], say=said.append)
     assert said == ["wandb: off, for no such luck; metrics.jsonl has everything"]
-    assert len(metrics.read_rows(run.metrics)) == 2
+    assert len(log.read_rows(run.metrics)) == 2
     assert "wandb" not in sink.places()
 
 

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_scale import normalize
-from jaxrl_scale.distributed import local_pool
+from jaxrl_scale.learning import normalize
+from jaxrl_scale.parallel.sums import local_pool
 
 
 @pytest.mark.parametrize("exact", [True, False])

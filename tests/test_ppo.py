@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from running import run, small
 
-from jaxrl_scale import networks, optimizer
 from jaxrl_scale.algos import ppo
 from jaxrl_scale.config import Config
-from jaxrl_scale.distributed import local_pool
+from jaxrl_scale.learning import networks, optim
+from jaxrl_scale.parallel.sums import local_pool
 from jaxrl_scale.types import Box, Discrete, EnvSpec, Rollout
 
 CLIP, ENTROPY, VALUE = 0.2, 0.03, 0.7
@@ -179,7 +179,7 @@ def test_a_target_kl_ends_an_iterations_updates():
 )
 def test_learning_rate_schedules(schedule, expected):
     rates = [
-        float(optimizer.scheduled(schedule, jnp.float32(1.0), jnp.float32(p))) for p in (0, 0.5, 1)
+        float(optim.scheduled(schedule, jnp.float32(1.0), jnp.float32(p))) for p in (0, 0.5, 1)
     ]
     np.testing.assert_allclose(rates, expected, atol=1e-6)
 
@@ -212,7 +212,7 @@ def test_samples_of_the_categorical_policy_have_its_probabilities():
 
 
 def test_minibatches_hold_every_sample_once_an_epoch():
-    from jaxrl_scale.permute import permutation
+    from jaxrl_scale.learning.permute import permutation
 
     orders = permutation(jax.random.key(0), 96, 3)
     assert orders.shape == (3, 96)

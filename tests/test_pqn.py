@@ -10,11 +10,12 @@ from learners import GAMMA, Mixture, asked, check_values, random_parameters, rol
 from running import differing, runner_of, steps
 
 from jaxrl_scale import config as cfg
-from jaxrl_scale import networks
 from jaxrl_scale.algos import pqn
 from jaxrl_scale.config import Config
-from jaxrl_scale.distributed import local_pool
-from jaxrl_scale.types import Box, Discrete, EnvSpec, UserError
+from jaxrl_scale.errors import RunError
+from jaxrl_scale.learning import networks
+from jaxrl_scale.parallel.sums import local_pool
+from jaxrl_scale.types import Box, Discrete, EnvSpec
 
 SPEC = EnvSpec("twin", (4,), Discrete(3))
 EVERYTHING = {"normalize_observations": True, "scale_rewards": True, "lr_schedule": "cosine"}
@@ -109,7 +110,7 @@ def test_the_network_has_layer_norm_unless_it_is_switched_off():
 
 
 def test_continuous_actions_are_refused():
-    with pytest.raises(UserError, match="algo pqn needs discrete actions"):
+    with pytest.raises(RunError, match="algo pqn needs discrete actions"):
         pqn.make(small(), EnvSpec("box", (4,), Box(-1.0, 1.0, (1,))), local_pool(8))
 
 

@@ -10,7 +10,7 @@ import probes
 import pytest
 from running import differing, run, runner_of, small
 
-from jaxrl_scale import networks
+from jaxrl_scale.learning import networks
 from jaxrl_scale.types import Algorithm
 
 GAMMA = 0.9

@@ -12,11 +12,12 @@ from test_ppo import hyper, twin_loss
 
 from jaxrl_scale import config as cfg
 from jaxrl_scale.algos import ppo
-from jaxrl_scale.checkpoint import Checkpoints
 from jaxrl_scale.config import Config
-from jaxrl_scale.distributed import local_pool
-from jaxrl_scale.evaluate import Evaluator
-from jaxrl_scale.types import Box, Discrete, EnvSpec, Rollout, UserError
+from jaxrl_scale.errors import RunError
+from jaxrl_scale.loop.evaluator import Evaluator
+from jaxrl_scale.parallel.sums import local_pool
+from jaxrl_scale.records.checkpoint import Checkpoints
+from jaxrl_scale.types import Box, Discrete, EnvSpec, Rollout
 
 SPEC = EnvSpec("twin", (5,), Discrete(3))
 
@@ -282,7 +283,7 @@ def test_minibatches_of_broken_sequences_are_refused(size, try_instead):
     )  # 8 environments a shard, 16 steps, 8 shards
     wrong = config.replace(algo=dataclasses.replace(config.algo, minibatch_size=size))
     with pytest.raises(
-        UserError, match=rf"^algo.minibatch_size={size} does not cut .* whole traj.*\S$"
+        RunError, match=rf"^algo.minibatch_size={size} does not cut .* whole traj.*\S$"
     ) as e:
         cfg.check(wrong)
     assert str(e.value).endswith(f"try algo.minibatch_size={try_instead}")
@@ -290,5 +291,5 @@ def test_minibatches_of_broken_sequences_are_refused(size, try_instead):
 
 
 def test_a_memory_needs_a_hidden_layer():
-    with pytest.raises(UserError, match="try hidden_sizes=64,64"):
+    with pytest.raises(RunError, match="try hidden_sizes=64,64"):
         recurrent(hidden_sizes=())

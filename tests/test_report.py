@@ -13,7 +13,9 @@ import pytest
 from PIL import Image
 from scipy import stats
 
-from jaxrl_scale import evaluate, report, report_plots
+from jaxrl_scale import report
+from jaxrl_scale.figures import report_plots, video
+from jaxrl_scale.loop import agent
 
 VERSIONS = {"python": "3.11.9", "jaxlib": "0.10.2", "numpy": "2.4.1"}
 
@@ -350,7 +352,7 @@ class Noise:
 def test_an_episode_that_is_too_large_is_shrunk_until_it_fits(tmp_path, monkeypatch):
     assert report.EPISODE_BYTES <= 2_000_000
     monkeypatch.setattr(report, "EPISODE_BYTES", 50_000)
-    monkeypatch.setattr(evaluate, "load", lambda path: Noise())
+    monkeypatch.setattr(agent, "load", lambda path: Noise())
     page, folder = write(tmp_path, make_run(tmp_path / "a"), episodes=1)
     gif = (folder / "page-episode.gif").read_bytes()
     assert 10_000 < len(gif) <= 50_000
@@ -362,7 +364,7 @@ def test_an_episode_that_is_too_large_is_shrunk_until_it_fits(tmp_path, monkeypa
 
 def test_an_episode_that_lies_in_the_run_directory_is_used(tmp_path):
     run = make_run(tmp_path / "a")
-    evaluate.write_video(run / "episode.gif", [np.full((8, 8, 3), k, np.uint8) for k in (0, 99)])
+    video.write_video(run / "episode.gif", [np.full((8, 8, 3), k, np.uint8) for k in (0, 99)])
     assert episode_of(run).gif == (run / "episode.gif").read_bytes()
 
 
@@ -374,7 +376,7 @@ def test_an_environment_that_breaks_while_drawing_costs_only_the_episode(tmp_pat
     def load(path):
         raise RuntimeError("no <display>")
 
-    monkeypatch.setattr(evaluate, "load", load)
+    monkeypatch.setattr(agent, "load", load)
     run = make_run(tmp_path / "a")
     page = report.page(report.read_runs([run]), ([], [], []), [episode_of(run)])
     assert "RuntimeError: no &lt;display&gt;" in page

@@ -3,8 +3,8 @@
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_scale import normalize, returns
-from jaxrl_scale.distributed import local_pool
+from jaxrl_scale.learning import normalize, returns
+from jaxrl_scale.parallel.sums import local_pool
 from jaxrl_scale.types import Rollout
 
 # One environment, gamma = lambda = 1/2. It terminates at step 1, is reset by step 2 (no

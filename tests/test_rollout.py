@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from probes import Counter
 
-from jaxrl_scale import rollout
+from jaxrl_scale.loop import rollout
 from jaxrl_scale.types import Algorithm, Box, EnvSpec, TimeStep
 
 

@@ -11,8 +11,8 @@ from processes import SMALL, World, options, rows, summary, well
 from scipy import stats
 
 from jaxrl_scale import scaling
+from jaxrl_scale.errors import RunError
 from jaxrl_scale.scaling import Point, Result, Trace
-from jaxrl_scale.types import UserError
 
 
 def point(**changes):
@@ -271,15 +271,15 @@ def test_mistakes_are_told_in_one_line(monkeypatch, capsys, tmp_path, arguments,
 
 
 def test_a_folder_without_a_study_and_one_of_another_training(tmp_path):
-    with pytest.raises(UserError, match=r"holds no scaling study: it has no study\.json"):
+    with pytest.raises(RunError, match=r"holds no scaling study: it has no study\.json"):
         scaling.write_results(tmp_path)
     write_study(tmp_path, point())
-    with pytest.raises(UserError, match=r"no run of .* has come to its end"):
+    with pytest.raises(RunError, match=r"no run of .* has come to its end"):
         scaling.write_results(tmp_path)
     scaling.prepare(tmp_path, "acrobot.py", [], [point(), point(processes=2)])
     points = json.loads((tmp_path / "study.json").read_text())["points"]
     assert [p["processes"] for p in points] == [1, 2]
-    with pytest.raises(UserError, match=r"another training \(acrobot.py\); choose another --out"):
+    with pytest.raises(RunError, match=r"another training \(acrobot.py\); choose another --out"):
         scaling.prepare(tmp_path, "acrobot.py", ["--iterations=3"], [point()])
 
 

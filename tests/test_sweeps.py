@@ -12,8 +12,9 @@ import pytest
 import yaml
 from wandb import wandb_agent
 
-from jaxrl_scale import config, metrics
-from jaxrl_scale.types import UserError
+from jaxrl_scale.config import command_line, files
+from jaxrl_scale.errors import RunError
+from jaxrl_scale.records import log
 
 REPOSITORY = Path(__file__).parents[1]
 SWEEPS = sorted((REPOSITORY / "configs" / "sweeps").glob("*.yaml"))
@@ -107,7 +108,7 @@ def test_the_sweep_says_what_wandb_needs_to_know(path):
 
 def test_the_metric_is_one_that_the_trainer_logs_and_is_maximized(path):
     metric = read(path)["metric"]
-    tags = {tag: name for name, tag in metrics.TAGS.items()}
+    tags = {tag: name for name, tag in log.TAGS.items()}
     assert tags[metric["name"]] in ("return", "return_100", "eval_return")
     assert metric["goal"] == "maximize"
 
@@ -118,22 +119,22 @@ def test_the_file_shows_the_command_that_starts_it(path):
 
 def test_the_agents_command_sets_just_what_was_drawn(path, command):
     sweep, chance = read(path), random.Random(0)
-    base = config.flatten(config.read_file(REPOSITORY / f"configs/{path.stem}.py"))
+    base = files.flatten(files.read_file(REPOSITORY / f"configs/{path.stem}.py"))
     for values in [*extremes(sweep), *(draw_all(sweep, chance) for _ in range(DRAWS))]:
         composed = command(sweep, values)
         head, argv = composed[:4], composed[4:]
         assert head == ["/usr/bin/env", "python", "-m", "jaxrl_scale.train"]
-        loaded, name, resume = config.load(argv)
+        loaded, name, resume = command_line.load(argv)
         assert (name, resume) == (path.stem, None)
-        assert config.flatten(loaded) == {**base, **values}
+        assert files.flatten(loaded) == {**base, **values}
 
 
 def test_a_parameter_that_the_trainer_does_not_know_is_refused(path, command):
     sweep = read(path)
     values = draw_all(sweep, random.Random(0)) | {"algo.learning_rat": 1e-3}
     argv = command(sweep, values)[4:]
-    with pytest.raises(UserError, match=r"did you mean --algo\.learning_rate\?"):
-        config.load(argv)
+    with pytest.raises(RunError, match=r"did you mean --algo\.learning_rate\?"):
+        command_line.load(argv)
 
 
 def test_the_agent_runs_the_trainer_and_wandb_gets_the_metric(path, tmp_path):
@@ -156,4 +157,4 @@ def test_the_agent_runs_the_trainer_and_wandb_gets_the_metric(path, tmp_path):
     )
     assert sweep["metric"]["name"].encode() in logged
     rows = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    assert metrics.scalars(json.loads(rows[-1]))[sweep["metric"]["name"]] is not None
+    assert log.scalars(json.loads(rows[-1]))[sweep["metric"]["name"]] is not None

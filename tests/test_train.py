@@ -34,9 +34,11 @@ from processes import (
 )
 
 from jaxrl_scale import config as cfg
-from jaxrl_scale import distributed, metrics, progress
 from jaxrl_scale import train as train_function
-from jaxrl_scale.runner import Runner
+from jaxrl_scale.config import files
+from jaxrl_scale.loop.runner import Runner
+from jaxrl_scale.parallel import backend
+from jaxrl_scale.records import log, progress
 
 STOPPED, NOT_FINITE, MISTAKE, IO_ERROR = 75, 3, 2, 74
 
@@ -116,8 +118,8 @@ def test_the_summary_has_the_documented_schema(reference):
     path, *_ = reference
     result = summary(path)
     evaluation = result.pop("evaluation")
-    assert result.keys() == metrics.Summary.__annotations__.keys() - {"evaluation"}
-    assert evaluation.keys() == metrics.Evaluation.__annotations__.keys()
+    assert result.keys() == log.Summary.__annotations__.keys() - {"evaluation"}
+    assert evaluation.keys() == log.Evaluation.__annotations__.keys()
     assert result["status"] == "done"
     assert result["iterations"] == 24
     assert result["failed"] == []
@@ -144,7 +146,7 @@ def test_env_steps_count_valid_steps_only(reference):
 def test_times_are_counted_from_the_start_of_the_process(reference):
     path, _, started, ended = reference
     result = summary(path)
-    first = metrics.read_rows(path / "metrics.jsonl")[0]
+    first = log.read_rows(path / "metrics.jsonl")[0]
     assert first["time"] - first["wall_seconds"] == pytest.approx(started, abs=1.0)
     assert result["compile_seconds"] < result["seconds_to_target"] < result["wall_seconds"]
     assert result["wall_seconds"] < ended - started + 1
@@ -184,7 +186,8 @@ CONFIGS = sorted((REPOSITORY / "configs").glob("*.py"))
 RUN = [
     c
     for c in CONFIGS
-    if "_cartpole" in c.stem or (cfg.read_file(c).algo.name == "ppo" and c.stem != "space_invaders")
+    if "_cartpole" in c.stem
+    or (files.read_file(c).algo.name == "ppo" and c.stem != "space_invaders")
 ]
 
 
@@ -210,10 +213,10 @@ def test_a_config_runs(world, config_runs, config):
 
 @pytest.mark.parametrize("file", [c for c in CONFIGS if c not in RUN], ids=lambda p: p.stem)
 def test_the_other_configs_fit_their_environments(file):
-    config = cfg.read_file(file)
+    config = files.read_file(file)
     cfg.check(config)
     one = config.replace(devices=1)
-    runner = Runner(one, cfg.make_env(config), distributed.place(one, jax.local_devices()))
+    runner = Runner(one, cfg.make_env(config), backend.place(one, jax.local_devices()))
     state = jax.eval_shape(runner._init_member, 0)
     following, metrics = jax.eval_shape(runner._step_member, state)
     assert jax.tree.map(lambda x: (x.shape, x.dtype), following) == jax.tree.map(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-from jaxrl_scale.types import UserError
+from jaxrl_scale.errors import RunError
 
 _NAMES = ("ppo", "a2c", "impala", "pqn", "dqn", "apex")
 
@@ -16,11 +16,11 @@ def names() -> tuple[str, ...]:
 
 
 def get(name: str) -> ModuleType:
-    """The algorithm's module; `UserError` for a name that is none."""
+    """The algorithm's module; `RunError` for a name that is none."""
     if name not in _NAMES:
-        from jaxrl_scale.config import nearest
+        from jaxrl_scale.errors import nearest
 
-        raise UserError(
+        raise RunError(
             f"algorithm {name!r} does not exist (there are: {', '.join(_NAMES)})"
             f"{nearest(name, _NAMES)}"
         )

@@ -15,9 +15,8 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 from jaxrl_scale import config as cfg
-from jaxrl_scale import networks, normalize, returns
-from jaxrl_scale import optimizer as optim
-from jaxrl_scale.config import option
+from jaxrl_scale.learning import networks, normalize, optim, returns
+from jaxrl_scale.options import option
 from jaxrl_scale.types import Algorithm, Array, EnvSpec, Key, Metrics, Pool, PyTree, Rollout
 
 

@@ -18,9 +18,9 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 from jaxrl_scale import config as cfg
-from jaxrl_scale import networks, normalize, optimizer, replay
 from jaxrl_scale.algos import dqn
-from jaxrl_scale.config import option
+from jaxrl_scale.learning import networks, normalize, optim, replay
+from jaxrl_scale.options import option
 from jaxrl_scale.types import Algorithm, Array, EnvSpec, Key, Metrics, Pool, PyTree, Rollout
 
 
@@ -31,7 +31,7 @@ class Config:
     name: ClassVar[str] = "apex"
 
     learning_rate: float = option(1e-3, "Adam's step size", low=0)
-    lr_schedule: optimizer.Schedule = option(
+    lr_schedule: optim.Schedule = option(
         "linear", "learning rate over the run, from learning_rate towards 0"
     )
     gamma: float = option(0.99, "discount", low=0, high=1)
@@ -151,7 +151,7 @@ def make(config: cfg.Config, spec: EnvSpec, pool: Pool) -> Algorithm:
     step_metrics = ("loss", "q_mean", "td_error", "grad_norm")
 
     def adam(hyper: Hyper, learning_rate: Array) -> optax.GradientTransformation:
-        return optimizer.adam(learning_rate, hyper.adam_epsilon, hyper.max_grad_norm)
+        return optim.adam(learning_rate, hyper.adam_epsilon, hyper.max_grad_norm)
 
     def init_shared(key: Key) -> dqn.Shared:
         delta = jnp.inf if own.huber_delta is None else own.huber_delta
@@ -220,7 +220,7 @@ def make(config: cfg.Config, spec: EnvSpec, pool: Pool) -> Algorithm:
         stored = replay.window(shared.iteration, rows, num_rows)
         local = insert(local, rollout, hyper, stored.start)
         progress = shared.iteration / config.num_iterations
-        learning_rate = optimizer.scheduled(own.lr_schedule, hyper.learning_rate, progress)
+        learning_rate = optim.scheduled(own.lr_schedule, hyper.learning_rate, progress)
         optimize = adam(hyper, learning_rate)
         _, unravel = ravel_pytree(shared.params)
 

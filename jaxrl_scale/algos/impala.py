@@ -19,19 +19,10 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 from jaxrl_scale import config as cfg
-from jaxrl_scale import networks, normalize, permute, returns
-from jaxrl_scale import optimizer as optim
-from jaxrl_scale.config import option
-from jaxrl_scale.types import (
-    Algorithm,
-    Array,
-    EnvSpec,
-    Key,
-    Metrics,
-    Pool,
-    PyTree,
-    Rollout,
-)
+from jaxrl_scale import options
+from jaxrl_scale.learning import networks, normalize, optim, permute, returns
+from jaxrl_scale.options import option
+from jaxrl_scale.types import Algorithm, Array, EnvSpec, Key, Metrics, Pool, PyTree, Rollout
 
 
 @dataclass(frozen=True)
@@ -70,7 +61,7 @@ class Config:
         return self.lr_schedule != "constant"
 
     def check(self, config: cfg.Config) -> None:
-        cfg.check_trajectories(config, self.minibatch_size)
+        options.check_trajectories(config, self.minibatch_size)
 
 
 STEP_METRICS = (

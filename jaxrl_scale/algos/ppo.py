@@ -19,19 +19,11 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 from jaxrl_scale import config as cfg
-from jaxrl_scale import networks, normalize, optimizer, permute, returns
-from jaxrl_scale.config import option
-from jaxrl_scale.types import (
-    Algorithm,
-    Array,
-    EnvSpec,
-    Key,
-    Metrics,
-    Pool,
-    PyTree,
-    Rollout,
-    UserError,
-)
+from jaxrl_scale import options
+from jaxrl_scale.errors import RunError
+from jaxrl_scale.learning import networks, normalize, optim, permute, returns
+from jaxrl_scale.options import option
+from jaxrl_scale.types import Algorithm, Array, EnvSpec, Key, Metrics, Pool, PyTree, Rollout
 
 
 @dataclass(frozen=True)
@@ -44,7 +36,7 @@ class Config:
         False, "a GRU as the last hidden layer, for policy and value; minibatches of whole rollouts"
     )
     learning_rate: float = option(3e-4, "Adam's step size", low=0)
-    lr_schedule: optimizer.Schedule = option(
+    lr_schedule: optim.Schedule = option(
         "linear", "learning rate over the run, from learning_rate towards 0"
     )
     gamma: float = option(0.99, "discount", low=0, high=1)
@@ -71,11 +63,11 @@ class Config:
 
     def check(self, config: cfg.Config) -> None:
         if not self.recurrent:
-            cfg.check_minibatches(config, self.minibatch_size)
+            options.check_minibatches(config, self.minibatch_size)
         elif config.hidden_sizes:
-            cfg.check_trajectories(config, self.minibatch_size)
+            options.check_trajectories(config, self.minibatch_size)
         else:
-            raise UserError(
+            raise RunError(
                 "hidden_sizes=() has no layer that algo.recurrent could make a memory; "
                 "try hidden_sizes=64,64"
             )
@@ -197,7 +189,7 @@ def make(config: cfg.Config, spec: EnvSpec, pool: Pool) -> Algorithm:
     num_minibatches = config.steps_per_iteration // own.minibatch_size
 
     def adam(hyper: Hyper, learning_rate: Array) -> optax.GradientTransformation:
-        return optimizer.adam(learning_rate, hyper.adam_epsilon, hyper.max_grad_norm)
+        return optim.adam(learning_rate, hyper.adam_epsilon, hyper.max_grad_norm)
 
     def init_shared(key: Key) -> Shared:
         target_kl = jnp.inf if own.target_kl is None else own.target_kl
@@ -293,7 +285,7 @@ def make(config: cfg.Config, spec: EnvSpec, pool: Pool) -> Algorithm:
         scale = 1 / (jnp.sqrt(variance) + 1e-8)
 
         progress = shared.iteration / config.num_iterations
-        learning_rate = optimizer.scheduled(own.lr_schedule, hyper.learning_rate, progress)
+        learning_rate = optim.scheduled(own.lr_schedule, hyper.learning_rate, progress)
         optimize = adam(hyper, learning_rate)
         flat_params, unravel = ravel_pytree(shared.params)
 

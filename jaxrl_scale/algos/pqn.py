@@ -16,9 +16,10 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 from jaxrl_scale import config as cfg
-from jaxrl_scale import networks, normalize, optimizer, permute, returns
+from jaxrl_scale import options
 from jaxrl_scale.algos.dqn import epsilon_greedy, value_of
-from jaxrl_scale.config import option
+from jaxrl_scale.learning import networks, normalize, optim, permute, returns
+from jaxrl_scale.options import option
 from jaxrl_scale.types import Algorithm, Array, EnvSpec, Key, Metrics, Pool, PyTree, Rollout
 
 
@@ -29,7 +30,7 @@ class Config:
     name: ClassVar[str] = "pqn"
 
     learning_rate: float = option(3e-4, "Adam's step size", low=0)
-    lr_schedule: optimizer.Schedule = option(
+    lr_schedule: optim.Schedule = option(
         "linear", "learning rate over the run, from learning_rate towards 0"
     )
     gamma: float = option(0.99, "discount", low=0, high=1)
@@ -53,7 +54,7 @@ class Config:
         return self.lr_schedule != "constant" or self.epsilon_start != self.epsilon_end
 
     def check(self, config: cfg.Config) -> None:
-        cfg.check_minibatches(config, self.minibatch_size)
+        options.check_minibatches(config, self.minibatch_size)
 
 
 STEP_METRICS = ("loss", "q_mean", "grad_norm")
@@ -122,7 +123,7 @@ def make(config: cfg.Config, spec: EnvSpec, pool: Pool) -> Algorithm:
     num_minibatches = config.steps_per_iteration // own.minibatch_size
 
     def adam(hyper: Hyper, learning_rate: Array) -> optax.GradientTransformation:
-        return optimizer.adam(learning_rate, hyper.adam_epsilon, hyper.max_grad_norm)
+        return optim.adam(learning_rate, hyper.adam_epsilon, hyper.max_grad_norm)
 
     def init_shared(key: Key) -> Shared:
         hyper = Hyper(**{name: jnp.float32(getattr(own, name)) for name in Hyper._fields})
@@ -188,7 +189,7 @@ def make(config: cfg.Config, spec: EnvSpec, pool: Pool) -> Algorithm:
         orders = permute.minibatches(pool, key, n, own.epochs, num_minibatches)
 
         progress = shared.iteration / config.num_iterations
-        learning_rate = optimizer.scheduled(own.lr_schedule, hyper.learning_rate, progress)
+        learning_rate = optim.scheduled(own.lr_schedule, hyper.learning_rate, progress)
         optimize = adam(hyper, learning_rate)
         flat_params, unravel = ravel_pytree(shared.params)
 

@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_scale import algos, rollout
+from jaxrl_scale import algos
 from jaxrl_scale.config import Config
-from jaxrl_scale.distributed import Placement, first_on_host
+from jaxrl_scale.loop import rollout
+from jaxrl_scale.parallel.placement import Placement, first_on_host
 from jaxrl_scale.types import Algorithm, Array, Environment, Key, Metrics, PyTree
 
 # What random numbers are drawn for. Keys derive from seed, purpose, iteration and global shard

@@ -14,123 +14,22 @@ import asyncio
 import contextlib
 import json
 import os
-import re
-import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
-from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from jaxrl_scale.config import Launch
-from jaxrl_scale.types import UserError
+from jaxrl_scale.errors import RunError
+from jaxrl_scale.parallel.cluster import Cluster
+from jaxrl_scale.parallel.machine import machine_id, node_name
 
 LOST = 75
 """Exit status when another process was lost: EX_TEMPFAIL, worth starting again."""
-
-FIRST_PORT = 61_440  # above the ports that Linux hands out by itself
 _LONGEST_MESSAGE = 2**26  # bytes
 _LAST = "done"
-
-
-class Cluster(NamedTuple):
-    """Where one process stands among those of its run."""
-
-    num_processes: int = 1
-    process_id: int = 0
-    host: str = "127.0.0.1"  # of process 0, where all meet
-    port: int = FIRST_PORT
-
-
-# --- finding the others ---------------------------------------------------------------------
-
-
-def find(launch: Launch, environment: Mapping[str, str]) -> Cluster:
-    """What the flags tell, else the variables ``JAX_COORDINATOR_ADDRESS``, ``JAX_NUM_PROCESSES``
-    and ``JAX_PROCESS_ID``, else OpenMPI's or Slurm's; one process where none does.
-
-    Raises `UserError` where they tell half of it.
-    """
-    flags = {
-        "--coordinator": launch.coordinator,
-        "--num_processes": launch.num_processes,
-        "--process_id": launch.process_id,
-    }
-    if any(value is not None for value in flags.values()):
-        return _given(flags)
-    names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
-    if any(name in environment for name in names):
-        return _given({name: environment.get(name) for name in names})
-    if "OMPI_COMM_WORLD_SIZE" in environment:  # before Slurm's, under which mpirun may run
-        return _openmpi(environment)
-    if {"SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_PROCID"} <= environment.keys():
-        return _slurm(environment)
-    return Cluster()
-
-
-def _given(values: dict[str, Any]) -> Cluster:
-    missing = [name for name, value in values.items() if value is None]
-    if missing:
-        there = [f"{name}={value}" for name, value in values.items() if value is not None]
-        raise UserError(f"{' and '.join(there)} given without {' and '.join(missing)}")
-    address, *numbers = values.values()
-    try:
-        number, process_id = map(int, numbers)
-    except ValueError:
-        raise UserError(f"{' and '.join(list(values)[1:])} should be whole numbers") from None
-    if not 0 <= process_id < number:
-        names = list(values)
-        raise UserError(
-            f"{names[2]}={process_id} should be from 0 to {number - 1}, as {names[1]}={number}"
-        )
-    host, colon, port = str(address).rpartition(":")
-    if not colon or "]" in port:  # no port; an IPv6 address stands in brackets
-        return Cluster(number, process_id, str(address).strip("[]"))
-    if not port.isdecimal() or not 0 < int(port) < 2**16:
-        raise UserError(f"{next(iter(values))}={address} should be HOST or HOST:PORT")
-    return Cluster(number, process_id, host.strip("[]"), int(port))
-
-
-def _openmpi(environment: Mapping[str, str]) -> Cluster:
-    """Rank 0 is taken to be on mpirun's own host, whose address is all that OpenMPI tells."""
-    number = int(environment["OMPI_COMM_WORLD_SIZE"])
-    uri = environment.get("OMPI_MCA_orte_hnp_uri", "")
-    found = re.match(r"(\d+)\.\d+;tcp6?://\[?([^],]+?)\]?[,:]", uri)
-    together = number == int(environment.get("OMPI_COMM_WORLD_LOCAL_SIZE", 1))
-    if not found and not together:
-        raise UserError(
-            "OpenMPI does not tell where rank 0 is; add "
-            "--coordinator=HOST --num_processes=$OMPI_COMM_WORLD_SIZE "
-            "--process_id=$OMPI_COMM_WORLD_RANK"
-        )
-    job = int(found[1]) >> 16 if found else 0
-    host = "127.0.0.1" if together or not found else found[2]
-    return Cluster(number, int(environment["OMPI_COMM_WORLD_RANK"]), host, _port(job))
-
-
-def _slurm(environment: Mapping[str, str]) -> Cluster:
-    """Process 0 is on the first node of the step."""
-    nodes = environment["SLURM_STEP_NODELIST"]  # n7 or n[07-12,20],m1
-    prefix, number = re.match(r"([^\[,]+)(?:\[([^],-]+))?", nodes).groups()  # type: ignore[union-attr]
-    tasks = environment.get("SLURM_STEP_NUM_TASKS") or environment.get("SLURM_NTASKS") or 1
-    # Two steps of one job may run side by side.
-    job = 61 * int(environment.get("SLURM_JOB_ID", 0)) + int(environment["SLURM_STEP_ID"])
-    rank = int(environment["SLURM_PROCID"])
-    return Cluster(int(tasks), rank, prefix + (number or ""), _port(job))
-
-
-def _port(job: int) -> int:
-    return FIRST_PORT + job % (2**16 - FIRST_PORT)
-
-
-def machine() -> str:
-    """What is the same for processes that share a machine, whatever their host is called."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return socket.gethostname()
 
 
 # --- the link -------------------------------------------------------------------------------
@@ -147,7 +46,7 @@ class Hosts:
         self.process_id, self.num_processes = cluster.process_id, cluster.num_processes
         self.cluster, self.heartbeat = cluster, heartbeat
         self.names = [node_name()] * cluster.num_processes
-        self.machines = [machine()] * cluster.num_processes
+        self.machines = [machine_id()] * cluster.num_processes
         self.hint = ""  # how to go on, told when a process was lost
         self.before_end: Callable[[], None] = lambda: None  # gives the terminal back
         self._closing = False
@@ -264,7 +163,7 @@ class Hosts:
                 welcome, None, port, limit=_LONGEST_MESSAGE, reuse_address=True
             )
         except OSError as error:
-            raise UserError(
+            raise RunError(
                 f"process 0 cannot listen on port {port}: {_reason(error)}; "
                 "another --coordinator=HOST:PORT may be free",
                 LOST,
@@ -278,7 +177,7 @@ class Hosts:
                 f"{host}:{port} within {timeout:g} s (--start_timeout)"
             )
             await self._announce({"process": 0, "message": message, "status": LOST})
-            raise UserError(message, LOST) from None
+            raise RunError(message, LOST) from None
         await self._tell({"welcome": [self.names, self.machines]})
 
     async def _meet_as_member(self, timeout: float) -> None:
@@ -296,23 +195,23 @@ class Hosts:
             except OSError as error:  # not there yet, or a name that nobody knows yet
                 reason = _reason(error)
             if time.monotonic() > end:
-                raise UserError(
+                raise RunError(
                     f"process 0 could not be reached at {host}:{port} within {timeout:g} s "
                     f"(--start_timeout): {reason}",
                     LOST,
                 )
             await asyncio.sleep(0.2)
         me = {"process": self.process_id, "of": self.num_processes}
-        writer.write(_line({**me, "name": node_name(), "machine": machine()}))
+        writer.write(_line({**me, "name": node_name(), "machine": machine_id()}))
         try:
             # The leader gives up after its own time-out, which may have begun later.
             first = json.loads(await asyncio.wait_for(reader.readline(), timeout + 30))
         except (ValueError, TimeoutError, OSError):
-            raise UserError(f"process 0 at {host}:{port} went away", LOST) from None
+            raise RunError(f"process 0 at {host}:{port} went away", LOST) from None
         if "refused" in first:
-            raise UserError(first["refused"])
+            raise RunError(first["refused"])
         if "failed" in first:
-            raise UserError(first["failed"]["message"], first["failed"]["status"])
+            raise RunError(first["failed"]["message"], first["failed"]["status"])
         self.names, self.machines = first["welcome"]
         self._writers[0], self._heard[0] = writer, time.monotonic()
         self._keep(self._read(0, reader))
@@ -434,34 +333,16 @@ class Hosts:
 def join(cluster: Cluster, launch: Launch) -> Hosts:
     """Meet the other processes; of one process, nobody.
 
-    Raises `UserError` that names the processes which did not come within ``start_timeout``.
+    Raises `RunError` that names the processes which did not come within ``start_timeout``.
     """
     hosts = Hosts(cluster, launch.heartbeat)
     if hosts.several:
         meet = hosts._meet_as_leader if hosts.leader else hosts._meet_as_member
         try:
             hosts._start(meet(launch.start_timeout))
-        except UserError as error:
-            raise UserError(f"{_who(cluster)}: {error}", error.status) from None
+        except RunError as error:
+            raise RunError(f"{_who(cluster)}: {error}", error.status) from None
     return hosts
-
-
-def node_name() -> str:
-    """The name of this host for people: Slurm's, where it has one."""
-    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-
-
-def split(mine: int, owned: Sequence[tuple[str, list[Any]]]) -> list[Any]:
-    """What process ``mine`` may use of the cores, or GPUs, that it sees.
-
-    ``owned``: for each process its machine and what it sees there. Processes of a machine that
-    see the same things share them out; one that sees its own alone (bound by the launcher)
-    keeps them all.
-    """
-    things = owned[mine][1]
-    sharers = [k for k, other in enumerate(owned) if other == owned[mine]]
-    first, count = sharers.index(mine), len(sharers)
-    return things[first * len(things) // count : (first + 1) * len(things) // count]
 
 
 def _who(cluster: Cluster) -> str:

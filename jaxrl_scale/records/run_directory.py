@@ -4,11 +4,11 @@
 ``config.json``     the resolved config; a directory that has it holds a run
 ``run.json``        ``{"starts": [...]}``: one entry for the start and for each resume, with
                     command, host, versions, devices, commit (see `RunDirectory.record_start`)
-``metrics.jsonl``   the rows of metrics (see `jaxrl_scale.metrics`)
+``metrics.jsonl``   the rows of metrics (see `jaxrl_scale.records.log`)
 ``tensorboard/``    the same rows as TensorBoard events
 ``wandb.json``      the wandb run's id; ``wandb/`` what wandb writes
-``checkpoints/``    see `jaxrl_scale.checkpoint`
-``summary.json``    the result (see `jaxrl_scale.metrics.Summary`)
+``checkpoints/``    see `jaxrl_scale.records.checkpoint`
+``summary.json``    the result (see `jaxrl_scale.records.log.Summary`)
 ``.lock``           locked by the process that uses the directory, and naming it
 ==================  ================================================================
 """
@@ -33,7 +33,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from jaxrl_scale.types import UserError
+from jaxrl_scale.errors import RunError
 
 INPUT_OUTPUT_ERROR = 74
 """Exit status: EX_IOERR of sysexits.h."""
@@ -63,14 +63,14 @@ def create(path: Path) -> RunDirectory:
     if (path / "config.json").exists():
         run.close()
         shown = short(path)
-        raise UserError(
+        raise RunError(
             f"{shown} already holds a run: --resume {shlex.quote(shown)} continues it, "
             "or choose another --run_dir"
         )
     for name in ("metrics.jsonl", "checkpoints", "summary.json"):
         if (path / name).exists():
             run.close()
-            raise UserError(
+            raise RunError(
                 f"{short(path)} holds {name} but no config.json; choose another --run_dir"
             )
     return run
@@ -80,9 +80,9 @@ def open_existing(path: Path) -> RunDirectory:
     """The directory of a run that is to be resumed."""
     path = _absolute(path)
     if not path.is_dir():
-        raise UserError(f"{short(path)} does not exist, so there is no run to resume")
+        raise RunError(f"{short(path)} does not exist, so there is no run to resume")
     if not (path / "config.json").is_file():
-        raise UserError(f"{short(path)} is no run directory: it has no config.json")
+        raise RunError(f"{short(path)} is no run directory: it has no config.json")
     return RunDirectory(path)
 
 
@@ -134,7 +134,7 @@ class RunDirectory:
         except BlockingIOError:
             holder = os.pread(lock, 256, 0).decode(errors="replace").strip()
             os.close(lock)
-            raise UserError(
+            raise RunError(
                 f"{short(self.path)} is in use by {holder or 'another process'}; "
                 "stop it, or choose another --run_dir"
             ) from None
@@ -162,7 +162,7 @@ class RunDirectory:
         except FileNotFoundError:
             return None
         except ValueError as error:
-            raise UserError(f"{short(self.path / name)} is damaged: {error}") from None
+            raise RunError(f"{short(self.path / name)} is damaged: {error}") from None
         return data
 
     def write_json(self, name: str, data: dict[str, Any]) -> None:
@@ -218,7 +218,7 @@ def versions() -> dict[str, str]:
 def git_commit() -> str | None:
     """The commit of this package's checkout, with ``-dirty`` where files differ from it;
     ``None`` where the package is installed rather than checked out."""
-    folder = Path(__file__).parent
+    folder = Path(__file__).parents[1]
     # An installed package may lie in somebody else's repository (a .venv in a project).
     if _git(folder, "ls-files", "--error-unmatch", "types.py") is None:
         return None
@@ -246,7 +246,7 @@ def io_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        raise UserError(f"cannot write {short(path)}: {reason}", INPUT_OUTPUT_ERROR) from error
+        raise RunError(f"cannot write {short(path)}: {reason}", INPUT_OUTPUT_ERROR) from error
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxrl_scale.terminal import compact, duration, number
+from jaxrl_scale.records.terminal import compact, duration, number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

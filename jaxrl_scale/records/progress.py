@@ -6,14 +6,10 @@ checkpoint, so that a resumed run reports what an uninterrupted one would.
 
 from __future__ import annotations
 
-import resource
-import sys
 import time
 from collections import deque
-from collections.abc import Sequence
 from typing import Any, TypedDict
 
-import jax
 import numpy as np
 
 WINDOW = 100
@@ -207,21 +203,3 @@ class Clock:
         self.compile_seconds, self.env_steps = data["compile_seconds"], data["env_steps"]
         if data["target_return"] == self.target_return:  # which a resume may change
             self.seconds_to_target = data["seconds_to_target"]
-
-
-def peak_memory_mb(device: jax.Device) -> float:
-    """The most memory in use so far: of the process on CPUs, of one device on GPUs."""
-    if device.platform != "cpu" and "peak_bytes_in_use" in (stats := device.memory_stats() or {}):
-        return stats["peak_bytes_in_use"] / 1024**2
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / 1024**2 if sys.platform == "darwin" else peak / 1024
-
-
-def free_memory(devices: Sequence[jax.Device]) -> int:
-    """Bytes that a state on these devices of this process may take."""
-    stats = [device.memory_stats() or {} for device in devices]
-    if all("bytes_limit" in each for each in stats):
-        return sum(each["bytes_limit"] - each["bytes_in_use"] for each in stats)
-    import psutil
-
-    return psutil.virtual_memory().available

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_scale import normalize
+from jaxrl_scale.learning import normalize
 from jaxrl_scale.types import Array, Pool, Rollout
 
 

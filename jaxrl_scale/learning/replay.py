@@ -18,7 +18,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_scale.config import Config
-from jaxrl_scale.types import Array, EnvSpec, Key, Rollout, UserError
+from jaxrl_scale.errors import RunError
+from jaxrl_scale.types import Array, EnvSpec, Key, Rollout
 
 
 class Ring(NamedTuple):
@@ -141,16 +142,16 @@ def n_step(
 
 
 def check(config: Config, replay_size: int, batch_size: int, n: int) -> None:
-    """Raise a `UserError` where replay does not divide into iterations, or a batch into shards."""
+    """Raise a `RunError` where replay does not divide into iterations, or a batch into shards."""
     steps, shards = config.steps_per_iteration, config.num_shards
     if batch_size % shards:
-        raise UserError(
+        raise RunError(
             f"algo.batch_size={batch_size} does not divide by num_shards={shards}; "
             f"try algo.batch_size={max(1, round(batch_size / shards)) * shards}"
         )
     least = (1 - (-n // config.rollout_length)) * steps
     if replay_size % steps or replay_size < least:
-        raise UserError(
+        raise RunError(
             f"algo.replay_size={replay_size} should be a multiple of an iteration's num_envs * "
             f"rollout_length = {config.num_envs} * {config.rollout_length} = {steps} steps, at "
             f"least {least}; try algo.replay_size={max(least, round(replay_size / steps) * steps)}"

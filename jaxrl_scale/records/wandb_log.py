@@ -10,8 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jaxrl_scale.config import Config, flatten
-from jaxrl_scale.run_directory import RunDirectory, plain, short
+from jaxrl_scale.config import Config
+from jaxrl_scale.config.files import flatten
+from jaxrl_scale.records.run_directory import RunDirectory, plain, short
 
 INIT_SECONDS = 20
 FINISH_SECONDS = 20  # within the 30 s that Slurm leaves between SIGTERM and SIGKILL

@@ -11,7 +11,7 @@ does not know.
 
 ``metrics.jsonl``, one row a line, is the truth. TensorBoard's events are derived from it;
 both are cut back when a run is resumed, so that they read as if it had never stopped. wandb
-takes no row back: see `jaxrl_scale.wandb_sink`.
+takes no row back: see `jaxrl_scale.records.wandb_log`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,15 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from jaxrl_scale.config import Config
-from jaxrl_scale.run_directory import RunDirectory, io_errors, plain, short, write_atomically
-from jaxrl_scale.types import UserError
-from jaxrl_scale.wandb_sink import WandbSink, wandb_mode
+from jaxrl_scale.errors import RunError
+from jaxrl_scale.records.run_directory import (
+    RunDirectory,
+    io_errors,
+    plain,
+    short,
+    write_atomically,
+)
+from jaxrl_scale.records.wandb_log import WandbSink, wandb_mode
 
 Row = dict[str, Any]
 
@@ -108,7 +114,7 @@ def read_rows(path: Path) -> list[Row]:
             rows.append(json.loads(line))
         except ValueError:
             if number < len(lines):
-                raise UserError(f"{short(path)}, line {number} is damaged") from None
+                raise RunError(f"{short(path)}, line {number} is damaged") from None
     return rows
 
 
@@ -177,7 +183,7 @@ class Metrics:
             self.wandb = WandbSink(run, config, shown, mode, repeated, say)
 
     def log(self, row: Row) -> None:
-        """Write a row everywhere. Raises a `UserError` where the disk takes no more."""
+        """Write a row everywhere. Raises a `RunError` where the disk takes no more."""
         row = plain(row)
         with io_errors(self._run.metrics):
             _write_all(self._file, _line(row))

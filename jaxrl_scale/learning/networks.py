@@ -22,8 +22,9 @@ import jax
 import jax.numpy as jnp
 from flax.linen.initializers import orthogonal, zeros_init
 
-from jaxrl_scale.config import Config, nearest
-from jaxrl_scale.types import Array, Box, Discrete, EnvSpec, Key, PyTree, UserError
+from jaxrl_scale.config import Config
+from jaxrl_scale.errors import RunError, nearest
+from jaxrl_scale.types import Array, Box, Discrete, EnvSpec, Key, PyTree
 
 _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "tanh": jnp.tanh,
@@ -77,7 +78,7 @@ class RecurrentNetwork(NamedTuple):
 
 
 def make(config: Config, spec: EnvSpec) -> Network:
-    """The config's network for an environment; `UserError` where the two do not fit."""
+    """The config's network for an environment; `RunError` where the two do not fit."""
     policy = gaussian(spec.action) if isinstance(spec.action, Box) else categorical(spec.action)
     module = _policy_and_value(config, spec, policy)
     _check(config, spec, module, policy.size)
@@ -87,7 +88,7 @@ def make(config: Config, spec: EnvSpec) -> Network:
 def make_q(
     config: Config, spec: EnvSpec, dueling: bool = False, layer_norm: bool = False
 ) -> QNetwork:
-    """The config's network as values of actions; `UserError` where actions are not discrete.
+    """The config's network as values of actions; `RunError` where actions are not discrete.
 
     Args:
       dueling: value and advantages from two streams, https://arxiv.org/abs/1511.06581,
@@ -96,7 +97,7 @@ def make_q(
         from outside.
     """
     if isinstance(spec.action, Box):
-        raise UserError(
+        raise RunError(
             f"algo {config.algo.name} needs discrete actions, but those of {spec.id} are "
             "continuous; try --algo=ppo"
         )
@@ -120,7 +121,7 @@ def make_q(
 def make_recurrent(config: Config, spec: EnvSpec) -> RecurrentNetwork:
     """The config's torso with a memory as large as its last layer (a GRU in its place)."""
     if ":" in config.network:
-        raise UserError(
+        raise RunError(
             f"network {config.network} has no memory; try --network=auto with a recurrent policy"
         )
     policy = gaussian(spec.action) if isinstance(spec.action, Box) else categorical(spec.action)
@@ -150,7 +151,7 @@ def _functions(module: nn.Module, spec: EnvSpec) -> tuple[Callable[..., Any], Ca
 
 
 def _check(config: Config, spec: EnvSpec, module: nn.Module, size: int) -> None:
-    """Raise a `UserError` where the outputs do not have the shapes that they should."""
+    """Raise a `RunError` where the outputs do not have the shapes that they should."""
     if ":" not in config.network:
         return
     name = config.network
@@ -161,12 +162,12 @@ def _check(config: Config, spec: EnvSpec, module: nn.Module, size: int) -> None:
         shapes = tuple(x.shape for x in out)
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else ""
-        raise UserError(
+        raise RunError(
             f"network {name} does not accept observations of shape {spec.observation_shape}: "
             f"{type(error).__name__}: {reason}"
         ) from error
     if shapes != ((2, size), (2,)):
-        raise UserError(
+        raise RunError(
             f"network {name} returns shapes {shapes} for 2 observations; it should return "
             f"(policy, value) of shapes {((2, size), (2,))}"
         )
@@ -189,12 +190,12 @@ def _torso(config: Config, spec: EnvSpec, layer_norm: bool = False) -> Features:
     is_image = len(spec.observation_shape) == 3
     built_in = ("auto", "mlp", "cnn")
     if name not in built_in:
-        raise UserError(
+        raise RunError(
             f"network {name!r} does not exist{nearest(name, built_in)}; there are: "
             f"{', '.join(built_in)} and my_package.my_module:MyNetwork"
         )
     if name == "cnn" and not is_image:
-        raise UserError(
+        raise RunError(
             f"network 'cnn' needs images [height, width, channels], but {spec.id} observes "
             f"shape {spec.observation_shape}; try --network=mlp"
         )
@@ -218,7 +219,7 @@ def _policy_and_value(config: Config, spec: EnvSpec, policy: Policy) -> nn.Modul
     try:
         return _import(config.network)(policy_size=policy.size)
     except TypeError as error:
-        raise UserError(
+        raise RunError(
             f"network {config.network} cannot be made with policy_size={policy.size}: {error}; "
             "it should be a flax module whose one required field is policy_size: int"
         ) from error
@@ -231,7 +232,7 @@ def _import(name: str) -> Callable[..., nn.Module]:
     try:
         return getattr(importlib.import_module(module_name), class_name)
     except (ImportError, AttributeError) as error:
-        raise UserError(f"network {name} cannot be imported: {error}") from None
+        raise RunError(f"network {name} cannot be imported: {error}") from None
 
 
 class Torso(nn.Module):
@@ -373,7 +374,7 @@ def categorical(action: Discrete) -> Policy:
 def gaussian(action: Box) -> Policy:
     """A diagonal Gaussian: the network's output is mean and log standard deviation.
 
-    Samples are not bounded; `jaxrl_scale.rollout` clips what the environment sees to the
+    Samples are not bounded; `jaxrl_scale.loop.rollout` clips what the environment sees to the
     box, the likelihood is that of the unclipped action (as CleanRL and SB3 do).
     """
     size = math.prod(action.shape)

@@ -45,8 +45,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_scale.hosts import Hosts
-from jaxrl_scale.types import PyTree, Span, UserError
+from jaxrl_scale.errors import RunError
+from jaxrl_scale.parallel.hosts import Hosts
+from jaxrl_scale.types import PyTree, Span
 
 Found = tuple[int, PyTree, dict[str, Any]]
 """Iteration, state, meta."""
@@ -60,7 +61,7 @@ class Checkpoints:
     """The checkpoints of one run, in ``directory``: the last ``keep`` and the best-scored one.
 
     For the processes that train; who only reads calls `restore`. What a killed process left
-    half done is removed first. Raises `UserError` where nothing can be written.
+    half done is removed first. Raises `RunError` where nothing can be written.
 
     Args:
       own: of a run of several processes, what this one holds: by the first part of an array's
@@ -78,7 +79,7 @@ class Checkpoints:
                 raise PermissionError(errno.EACCES, "folder is not writable")
         except OSError as error:
             message = f"cannot save checkpoints in {self.directory}: {_reason(error)}"
-            raise UserError(message, _IO_ERROR) from error
+            raise RunError(message, _IO_ERROR) from error
         if self.hosts.leader:
             _remove_leftovers(self.directory)
         self.folder_is_shared = _is_shared(self.directory, self.hosts)
@@ -98,7 +99,7 @@ class Checkpoints:
         ``state`` is a tree of NumPy arrays that nobody changes any more, of several processes
         the part that this one holds. ``meta`` is JSON data, ``score`` (higher is better, NaN is
         none) what the best is chosen by. An iteration that is saved already is left as it is.
-        What went wrong with the save before is raised here, as `UserError`; the checkpoints
+        What went wrong with the save before is raised here, as `RunError`; the checkpoints
         before it stay whole.
         """
         self.wait()
@@ -157,7 +158,7 @@ class Checkpoints:
         except Exception as error:
             _remove_leftovers(self.directory, path.name)  # make room on a full disk
             message = f"cannot save checkpoint {path}: {_reason(error)}"
-            raise UserError(message, _IO_ERROR) from error
+            raise RunError(message, _IO_ERROR) from error
 
     def _described(
         self, state: PyTree, record: dict[str, Any]
@@ -205,7 +206,7 @@ def restore(
 
     Changes nothing on the disk, and may run while another process trains there. ``target`` is
     a tree of arrays or `jax.ShapeDtypeStruct`. A damaged checkpoint is named through ``warn``
-    and the next one taken. Raises `UserError` if all are damaged, or if a whole one is not
+    and the next one taken. Raises `RunError` if all are damaged, or if a whole one is not
     like ``target``.
     """
     return _search(Path(directory).absolute(), target, warn, best, Hosts(), {})[0]
@@ -310,7 +311,7 @@ def _search(
         damaged.append(path)
     if damaged:
         message = f"none of the {len(damaged)} checkpoints in {directory} is whole"
-        raise UserError(message, _IO_ERROR)
+        raise RunError(message, _IO_ERROR)
     return None, []
 
 
@@ -401,12 +402,12 @@ def _within(box: list[range], common: list[range]) -> tuple[slice, ...]:
 
 
 def _check_fits(path: Path, saved: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """Raise `UserError` if a checkpoint is whole and one of another config."""
+    """Raise `RunError` if a checkpoint is whole and one of another config."""
     there = {name: _describe(x.get("of", x["shape"]), x["dtype"]) for name, x in saved.items()}
     here = {name: _describe(x.shape, x.dtype) for name, x in wanted.items()}
     for name in [*here, *there]:
         if here.get(name) != there.get(name):
-            raise UserError(
+            raise RunError(
                 f"checkpoint {path} is of another config: {name} is "
                 f"{there.get(name, 'missing')} in it and {here.get(name, 'missing')} in this run"
             )

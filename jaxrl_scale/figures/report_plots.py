@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_scale.metrics import TIMINGS, Row
-from jaxrl_scale.terminal import compact, duration
+from jaxrl_scale.records.log import TIMINGS, Row
+from jaxrl_scale.records.terminal import compact, duration
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

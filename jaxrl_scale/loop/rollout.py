@@ -8,16 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_scale.types import (
-    Algorithm,
-    Array,
-    Box,
-    Environment,
-    Key,
-    PyTree,
-    Rollout,
-    TimeStep,
-)
+from jaxrl_scale.types import Algorithm, Array, Box, Environment, Key, PyTree, Rollout, TimeStep
 
 
 class Batch(NamedTuple):

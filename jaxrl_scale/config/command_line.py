@@ -1,0 +1,303 @@
+"""The command line of training: every field of a config is an option."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import json
+import re
+import types
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+from jaxrl_scale import algos
+from jaxrl_scale.config import Config, Launch, check, check_algo
+from jaxrl_scale.config.files import flatten, read_file, read_json
+from jaxrl_scale.errors import RunError, one_line
+from jaxrl_scale.options import check_fields, nearest_choice, type_name
+
+# --- the command line -----------------------------------------------------------------------
+
+
+def load(argv: Sequence[str]) -> tuple[Config, str, str | None]:
+    """``argv`` to ``(config, name, run directory to resume or None)``; ``name`` is the stem
+    of the config file, or of the environment where there is none."""
+    first = Parser(add_help=False)
+    for option_string in ("--config", "--resume", "--algo"):
+        first.add_argument(option_string)
+    chosen, _ = first.parse_known_args(argv)
+    if chosen.config is not None and chosen.resume is not None:
+        raise RunError("--resume takes its config from the run directory; leave --config out")
+
+    if chosen.resume is not None:
+        config = read_json(Path(chosen.resume) / "config.json")
+    else:
+        config = read_file(Path(chosen.config)) if chosen.config is not None else Config()
+    check_algo(config.algo)
+    if chosen.algo is not None and chosen.algo != config.algo.name:
+        other = algos.get(chosen.algo).Config()
+        if chosen.resume is not None:
+            _check_resume(config, {"algo": chosen.algo})
+        config = config.replace(algo=other)
+
+    changes = _changes(config, argv)
+    if "total_steps" in changes:  # instead of the config's iterations
+        changes.setdefault("iterations", None)
+    if chosen.resume is not None:
+        _check_resume(config, changes)
+    config = _replace(config, changes)
+    check(config)
+    name = Path(chosen.config).stem if chosen.config else config.env.split(":")[-1]
+    return config, name, chosen.resume
+
+
+def load_launch(argv: Sequence[str]) -> Launch:
+    """The options of ``argv`` that say how this process finds the others; `load` checks the
+    rest of them."""
+    parser, hints = Parser(add_help=False), typing.get_type_hints(Launch)
+    _add_options(parser, Launch(), "")
+    texts = vars(parser.parse_known_args(argv)[0])
+    launch = Launch(**{name: _convert(name, text, hints[name]) for name, text in texts.items()})
+    check_fields(launch, "--")
+    return launch
+
+
+def _changes(config: Config, argv: Sequence[str]) -> dict[str, Any]:
+    """What ``argv`` sets, by the names of `flatten`."""
+    parser = _parser(config)
+    kwargs = {text.split("=")[0] for text in argv if text.startswith("--env_kwargs.")}
+    for name in kwargs - {"--env_kwargs.", "--env_kwargs.NAME"}:
+        parser.add_argument(name, dest=name.removeprefix("--"), default=argparse.SUPPRESS)
+    given, unknown = parser.parse_known_args(argv)
+    if unknown:
+        raise RunError(_unknown(config, unknown[0]))
+
+    others = ("config", "resume", "algo", *(f.name for f in dataclasses.fields(Launch)))
+    texts = {k: v for k, v in vars(given).items() if k not in others}
+    own = {k.removeprefix("env_kwargs."): k for k in texts if k.startswith("env_kwargs.")}
+    env_kwargs = {name: _parse_literal(texts.pop(key)) for name, key in own.items()}
+    hints = typing.get_type_hints(type(config))
+    hints |= {f"algo.{k}": v for k, v in typing.get_type_hints(type(config.algo)).items()}
+    changes = {name: _convert(name, text, hints[name]) for name, text in texts.items()}
+    moved = changes.get("env", config.env) != config.env
+    if env_kwargs or (moved and config.env_kwargs):
+        changes["env_kwargs"] = ({} if moved else config.env_kwargs) | env_kwargs
+    return changes
+
+
+def _replace(config: Config, changes: dict[str, Any]) -> Config:
+    own = {k.removeprefix("algo."): v for k, v in changes.items() if k.startswith("algo.")}
+    rest = {k: v for k, v in changes.items() if not k.startswith("algo.")}
+    return config.replace(**rest, algo=dataclasses.replace(config.algo, **own))
+
+
+def _check_resume(config: Config, changes: dict[str, Any]) -> None:
+    allowed = [f.name for f in dataclasses.fields(Config) if f.metadata.get("on_resume")]
+    if not config.algo.depends_on_budget:  # then a longer run begins exactly like a shorter one
+        allowed += ["total_steps", "iterations"]
+    current = flatten(config)
+    for name, value in changes.items():
+        if name not in allowed and current[name] != value:
+            budget = name in ("total_steps", "iterations")
+            raise RunError(
+                f"--{name} cannot change on --resume: the run has {name}={_show(current[name])}"
+                + (", on which its schedule depends" if budget else "")
+                + f"; what can change: {', '.join(allowed)}"
+            )
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse that abbreviates nothing and tells an error in one line."""
+
+    def __init__(self, **kwargs: Any):
+        super().__init__(allow_abbrev=False, **kwargs)
+
+    def error(self, message: str) -> NoReturn:
+        if missing := re.fullmatch(r"argument (--\S+): expected .*argument", message):
+            name = missing[1]
+            raise RunError(f"{name} needs a value; write {name}=VALUE")
+        raise RunError(one_line(message.removeprefix("argument ")))
+
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Shows options as they are best written, ``--name=VALUE``."""
+
+    def __init__(self, prog: str, **kwargs: Any):
+        super().__init__(prog, **{"max_help_position": 32, **kwargs})
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        names = ", ".join(action.option_strings)
+        if action.nargs == 0:
+            return names
+        return f"{names}[={action.metavar}]" if action.nargs == "?" else f"{names}={action.metavar}"
+
+
+_GROUPS = {
+    "env": "the task",
+    "seed": "the run and its scale",
+    "devices": "the machine",
+    "log_every": "logging, evaluation, checkpoints",
+}
+"""Groups of --help, by the first field of each."""
+
+_DESCRIPTION = """\
+Train agents. A run is a function of its config and its seed, and of nothing else.
+
+  python -m jaxrl_scale.train --config configs/acrobot.py --num_seeds=8
+  python -m jaxrl_scale.train --env=Pendulum-v1 --algo.learning_rate=1e-3
+  python -m jaxrl_scale.train --resume runs/acrobot-20260131-120000
+
+Each option's default stands in [brackets]: that of the config file where one is given.
+"""
+
+_EPILOG = """\
+numbers may be written 1e6 or 1_000_000; "none" clears an option whose default is [none]
+
+exit status:
+  0   done
+  2   a mistake in the call or in the config; nothing was started
+  3   no agent's loss is finite any more
+  74  input/output error, such as a full disk
+  75  stopped by a signal and saved, or another process was lost; --resume continues
+"""
+
+
+def _parser(config: Config) -> Parser:
+    parser = Parser(
+        prog="python -m jaxrl_scale.train",
+        usage="python -m jaxrl_scale.train [--config=FILE | --resume=RUN_DIR] [--OPTION=VALUE ...]",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=_HelpFormatter,
+    )
+    parser.add_argument("--config", metavar="FILE", help="Python file with get_config()")
+    parser.add_argument(
+        "--resume", metavar="RUN_DIR", help="continue a run from its newest whole checkpoint"
+    )
+    parser.add_argument(
+        "--algo",
+        metavar="NAME",
+        help=f"algorithm: {', '.join(algos.names())}; another than the config file's has its own "
+        f"defaults [{config.algo.name}]",
+    )
+    _add_options(parser, config, "")
+    _add_options(parser.add_argument_group("several processes"), Launch(), "")
+    title = f"the algorithm's own ({config.algo.name})"
+    _add_options(parser.add_argument_group(title), config.algo, "algo.")
+    return parser
+
+
+def _add_options(parser: Any, config: Any, prefix: str) -> None:
+    """The fields of ``config`` as options; those of `Config` in groups."""
+    hints, group = typing.get_type_hints(type(config)), parser
+    for f in dataclasses.fields(config):
+        if f.name == "algo":
+            continue
+        if isinstance(config, Config) and f.name in _GROUPS:
+            group = parser.add_argument_group(_GROUPS[f.name])
+        name, hint = prefix + f.name, hints[f.name]
+        is_dict = typing.get_origin(hint) is dict
+        arguments: dict[str, Any] = {"nargs": "?", "const": "true"} if hint is bool else {}
+        group.add_argument(
+            f"--{name}.NAME" if is_dict else f"--{name}",
+            dest=name,
+            default=argparse.SUPPRESS,
+            metavar="VALUE" if is_dict else _metavar(hint),
+            help=f"{f.metadata['help']} [{_show(getattr(config, f.name))}]".replace("%", "%%"),
+            **arguments,
+        )
+
+
+def _show(value: Any) -> str:
+    """A value as it is written on the command line."""
+    if isinstance(value, tuple):
+        return ",".join(map(str, value)) or "()"
+    if isinstance(value, dict):
+        return ", ".join(f"{k}={_show(v)}" for k, v in value.items()) or "none"
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:_}" if isinstance(value, int) and abs(value) >= 100_000 else str(value)
+
+
+def _metavar(hint: Any) -> str:
+    if typing.get_origin(hint) is Literal:
+        return "{" + ",".join(typing.get_args(hint)) + "}"
+    args = [arg for arg in typing.get_args(hint) if arg not in (type(None), Ellipsis)]
+    if typing.get_origin(hint) is tuple:
+        return "INT,INT,..."
+    hint = args[0] if args else hint
+    return {int: "INT", float: "NUMBER", bool: "BOOL"}.get(hint, "TEXT")
+
+
+def _convert(name: str, text: str, hint: Any) -> Any:
+    try:
+        return _parse(text, hint)
+    except ValueError:
+        raise RunError(
+            f"--{name}={one_line(text)} should be {type_name(hint)}{nearest_choice(text, hint)}"
+        ) from None
+
+
+def _parse(text: str, hint: Any) -> Any:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        if text.lower() in ("none", "null"):
+            return None
+        return _parse(text, next(arg for arg in args if arg is not type(None)))
+    if origin is Literal:
+        if text not in args:
+            raise ValueError
+        return text
+    if origin is tuple:
+        parts = text.strip().removesuffix(",")
+        if parts[:1] + parts[-1:] in ("()", "[]"):
+            parts = parts[1:-1].strip().removesuffix(",")
+            if not parts:
+                return ()
+        return tuple(_parse(part, args[0]) for part in parts.split(","))
+    if hint is bool:
+        if text.lower() not in ("true", "false", "1", "0"):
+            raise ValueError
+        return text.lower() in ("true", "1")
+    if hint is int:
+        return _parse_whole(text)
+    return hint(text)
+
+
+def _parse_whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        number = float(text)  # 1e6 is a whole number too
+    if not number.is_integer():
+        raise ValueError
+    return int(number)
+
+
+def _parse_literal(text: str) -> Any:
+    """A number, true, false, none, a list in JSON; a text where it is nothing of that."""
+    words = {"true": True, "false": False, "none": None, "null": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _unknown(config: Config, text: str) -> str:
+    """What is wrong with an argument that the parser does not know."""
+    name = text.split("=")[0]
+    fields = ["config", "resume", "help", *flatten(config), *vars(Launch())]
+    # Compared without what precedes a dot too, so that --learning_rate finds
+    # --algo.learning_rate.
+    known = {field.split(".")[-1]: field for field in fields} | {field: field for field in fields}
+    near = difflib.get_close_matches(name.strip("-").lower(), list(known), 1, 0.6)
+    known["env_kwargs"] = "env_kwargs.NAME"
+    hint = f"; did you mean --{known[near[0]]}?" if near else "; --help lists the options"
+    if text.startswith("-"):
+        return f"unknown option {one_line(name)}{hint}"
+    return f"unexpected argument {text!r}: options are written --name=value{hint}"

@@ -1,0 +1,116 @@
+"""Configs in files: a Python file with ``get_config()``, and the JSON of a run directory."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import runpy
+import traceback
+from pathlib import Path
+from typing import Any
+
+from jaxrl_scale import algos
+from jaxrl_scale.config import Config
+from jaxrl_scale.errors import RunError, nearest, one_line
+
+# --- files ----------------------------------------------------------------------------------
+
+
+def read_file(path: Path) -> Config:
+    """The config that the file's ``get_config()`` returns."""
+    if path.is_dir():
+        raise RunError(f"config file {path} is a directory; give one of its Python files")
+    if not path.is_file():
+        near = nearest(str(path), [str(p) for p in path.parent.glob("*.py")])
+        raise RunError(f"config file {path} does not exist{near}")
+    try:
+        get_config = runpy.run_path(str(path)).get("get_config")
+        config = get_config() if callable(get_config) else None
+    except RunError as error:
+        raise RunError(f"config file {path}: {error}") from None
+    except Exception as error:
+        raise RunError(f"config file {path}{_mistake(path, error)}") from error
+    if not callable(get_config):
+        raise RunError(f"config file {path} has no function get_config()")
+    if not isinstance(config, Config):
+        returned = config.__qualname__ if isinstance(config, type) else type(config).__name__
+        raise RunError(
+            f"config file {path}: get_config() returned {returned}, it should return a "
+            "jaxrl_scale.Config"
+        )
+    return config
+
+
+def _mistake(path: Path, error: Exception) -> str:
+    """Where in a config file an exception arose, and what it says."""
+    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        lines = [error.lineno]
+        text = f"{type(error).__name__}: {error.msg}"
+    elif found := re.search(r"unexpected keyword argument '(\w+)'", str(error)):
+        text = f"{error}{_nearest_field(found[1])}"
+    else:
+        text = f"{type(error).__name__}: {error}"
+    return (f", line {lines[-1]}: " if lines else ": ") + one_line(text)
+
+
+def _nearest_field(name: str) -> str:
+    own = [f.name for n in algos.names() for f in dataclasses.fields(algos.get(n).Config)]
+    whole = [f.name for f in dataclasses.fields(Config)]
+    if name in whole:
+        return "; it is a field of jaxrl_scale.Config"
+    if name in own:
+        return "; it is a field of the algorithm's Config"
+    return nearest(name, own + whole)
+
+
+def to_json(config: Config) -> dict[str, Any]:
+    """The resolved config as plain data; `from_json` reads it back."""
+    data = dataclasses.asdict(config)
+    data["algo"] = {"name": config.algo.name, **data["algo"]}
+    return data
+
+
+def from_json(data: dict[str, Any]) -> Config:
+    """The inverse of `to_json`."""
+    data = dict(data)
+    own = dict(data.pop("algo"))
+    algo = algos.get(own.pop("name")).Config(**_tuples(own))
+    return Config(**_tuples(data), algo=algo)
+
+
+def _tuples(data: dict[str, Any]) -> dict[str, Any]:
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+
+
+def read_json(path: Path) -> Config:
+    """The config of a run directory, whose ``config.json`` is ``path``."""
+    if not path.parent.is_dir():
+        siblings = path.parent.parent
+        near = [str(p) for p in siblings.iterdir()] if siblings.is_dir() else []
+        raise RunError(
+            f"run directory {path.parent} does not exist{nearest(str(path.parent), near)}"
+        )
+    if not path.is_file():
+        raise RunError(f"{path.parent} is no run directory: it has no {path.name}")
+    try:
+        return from_json(json.loads(path.read_text()))
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if found := re.search(r"unexpected keyword argument '(\w+)'", str(error)):
+            raise RunError(
+                f"{path} has a field {found[1]!r} that this version of jaxrl_scale does not know"
+            ) from None
+        raise RunError(f"{path} is damaged: {one_line(error)}") from None
+
+
+def flatten(config: Config) -> dict[str, Any]:
+    """Every field by its command-line name."""
+    flat: dict[str, Any] = {"algo": config.algo.name}
+    for prefix, part in (("", config), ("algo.", config.algo)):
+        for f in dataclasses.fields(part):
+            if f.name != "algo":
+                flat[prefix + f.name] = getattr(part, f.name)
+    return flat

@@ -1,0 +1,168 @@
+"""The fields of a config: how one is described, and the checks of its type, bounds and sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import types
+import typing
+from dataclasses import field
+from typing import Any, Literal, Protocol
+
+from jaxrl_scale.errors import RunError, nearest
+
+
+class Sizes(Protocol):
+    """What an algorithm reads of a run's config: sizes, and the algorithm's own options."""
+
+    @property
+    def algo(self) -> Any: ...
+    @property
+    def num_envs(self) -> int: ...
+    @property
+    def num_shards(self) -> int: ...
+    @property
+    def rollout_length(self) -> int: ...
+    @property
+    def steps_per_iteration(self) -> int: ...
+    @property
+    def envs_per_shard(self) -> int: ...
+    @property
+    def num_iterations(self) -> int: ...
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    on_resume: bool = False,
+) -> Any:
+    """A dataclass field that the command line can set.
+
+    ``low`` and ``high`` are inclusive bounds; ``on_resume`` says that a resumed run may be
+    given another value, because the result does not depend on it.
+    """
+    metadata = {"help": help, "low": low, "high": high, "on_resume": on_resume}
+    if isinstance(default, dict):
+        return field(default_factory=lambda: dict(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def check_divides(total: int, total_name: str, part: int, part_name: str) -> None:
+    """Raise a `RunError` that names the nearest number which divides."""
+    if total % part:
+        near = max(part, (total + part // 2) // part * part)
+        raise RunError(
+            f"{total_name}={total} does not divide by {part_name}={part}; try {total_name}={near}"
+        )
+
+
+def check_minibatches(config: Sizes, minibatch_size: int) -> None:
+    """Check that minibatches cut an iteration, and shards cut a minibatch, without remainder."""
+    check_divides(minibatch_size, "algo.minibatch_size", config.num_shards, "num_shards")
+    steps = config.steps_per_iteration
+    if steps % minibatch_size:
+        of_a_shard = steps // config.num_shards
+        small = [d for d in range(1, math.isqrt(of_a_shard) + 1) if of_a_shard % d == 0]
+        fitting = [d * config.num_shards for s in small for d in (s, of_a_shard // s)]
+        near = min(fitting, key=lambda d: abs(d - minibatch_size))
+        raise RunError(
+            f"algo.minibatch_size={minibatch_size} does not divide an iteration of "
+            f"num_envs * rollout_length = {config.num_envs} * {config.rollout_length} = {steps} "
+            f"steps; try algo.minibatch_size={near}"
+        )
+
+
+def check_trajectories(config: Sizes, minibatch_size: int) -> None:
+    """Check that minibatches are of whole trajectories, equally many of every shard."""
+    unit = config.num_shards * config.rollout_length
+    number = config.envs_per_shard
+    fitting = [unit * d for d in range(1, number + 1) if number % d == 0]
+    if minibatch_size not in fitting:
+        near = min(fitting, key=lambda size: abs(size - minibatch_size))
+        raise RunError(
+            f"algo.minibatch_size={minibatch_size} does not cut an iteration into whole "
+            f"trajectories of rollout_length={config.rollout_length}, equally many of each of "
+            f"num_shards={config.num_shards}; try algo.minibatch_size={near}"
+        )
+
+
+def largest_divisor(number: int, limit: int) -> int:
+    """The largest divisor of ``number`` that is not above ``limit``."""
+    return next(d for d in range(min(number, limit), 0, -1) if number % d == 0)
+
+
+def check_fields(config: Any, prefix: str) -> None:
+    """Check every field's type and bounds; ``prefix`` is what its name begins with."""
+    hints = typing.get_type_hints(type(config))
+    for f in dataclasses.fields(config):
+        if f.name == "algo":
+            continue
+        value, hint, name = getattr(config, f.name), hints[f.name], prefix + f.name
+        if not has_type(value, hint):
+            raise RunError(
+                f"{name}={value!r} should be {type_name(hint)}{nearest_choice(value, hint)}"
+            )
+        if isinstance(value, dict) and not _is_plain(value):
+            raise RunError(
+                f"{name}={value!r} should hold finite numbers, texts and lists: it becomes JSON"
+            )
+        low, high = f.metadata.get("low"), f.metadata.get("high")
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, float) and not math.isfinite(number):
+                raise RunError(f"{name}={value!r} should be a finite number")
+            if number is not None and low is not None and number < low:
+                raise RunError(f"{name}={value!r} should be at least {low}")
+            if number is not None and high is not None and number > high:
+                raise RunError(f"{name}={value!r} should be at most {high}")
+
+
+def has_type(value: Any, hint: Any) -> bool:
+    """Whether a value is of a field's type."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        return any(has_type(value, arg) for arg in args)
+    if origin is Literal:
+        return isinstance(value, str) and value in args
+    if origin is tuple:
+        return isinstance(value, tuple) and all(has_type(v, args[0]) for v in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(isinstance(key, str) for key in value)
+    if hint is float:  # a whole number is a number, a bool is none
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return hint is Any or isinstance(value, hint)
+
+
+def type_name(hint: Any) -> str:
+    """A field's type, for people."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        return " or ".join(type_name(arg) for arg in args)
+    if origin is Literal:
+        return "one of " + ", ".join(map(str, args))
+    if origin is tuple:
+        return "whole numbers separated by commas, in Python a tuple"
+    if origin is dict:
+        return "a dict with texts for keys"
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+    return "none" if hint is type(None) else names.get(hint, str(hint))
+
+
+def nearest_choice(value: Any, hint: Any) -> str:
+    """What `nearest` says where ``hint`` has choices."""
+    if typing.get_origin(hint) is Literal and isinstance(value, str):
+        return nearest(value, typing.get_args(hint))
+    return ""
+
+
+def _is_plain(value: Any) -> bool:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return False
+    return True

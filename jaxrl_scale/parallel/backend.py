@@ -1,0 +1,133 @@
+"""Devices: the ONLY file that knows ``pmap``, ``jax.distributed``, the axis name, placement and
+the fixed-order sum.
+
+**The fixed order.** Floating-point addition does not associate, so a run that is to be the
+same on any number of devices must add in the same order on all of them. Each shard's term is
+computed by the same inner program (`jax.lax.map` over the shards at hand); the terms are then
+added pairwise along the global shard index: first the shards of a device, then the devices,
+which exchange their sums (recursive doubling). As ``num_shards`` is a power of two and a device
+holds an aligned block of shards, both halves are levels of one and the same binary tree.
+
+**Placement.** With a population that divides by the devices, whole members are placed on
+devices and nothing crosses a device; otherwise every device holds a block of each member's
+shards. State is kept in two canonical trees, ``shared [P, ...]`` and ``local [P, S, ...]``,
+which is also what a checkpoint holds; only this file turns them into what ``pmap`` wants.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+import jax
+
+from jaxrl_scale.config import Config
+from jaxrl_scale.errors import RunError
+from jaxrl_scale.options import largest_divisor
+from jaxrl_scale.parallel.hosts import Hosts
+from jaxrl_scale.parallel.machine import free_port, split, visible_cores, visible_gpus
+from jaxrl_scale.parallel.placement import Placement
+
+
+def initialize(config: Config, hosts: Hosts | None = None) -> Placement:
+    """Set JAX up for this config, on all processes, and place the run on their devices.
+
+    Must come before anything else touches a device; in a process where something did (a
+    notebook), the CPU devices that exist are used. Raises `RunError` when ``devices`` asks
+    for more than there are.
+    """
+    if config.deterministic:
+        flag = "--xla_gpu_deterministic_ops=true"
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
+    if config.compilation_cache and not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        jax.config.update("jax_compilation_cache_dir", os.path.expanduser(config.compilation_cache))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    jax.config.update("jax_default_matmul_precision", config.matmul_precision)
+    hosts = hosts or Hosts()
+    cores = _span(hosts) if hosts.several else len(visible_cores())
+    with contextlib.suppress(RuntimeError):  # in a notebook the backend may exist already
+        # One CPU device a core; without effect where the default backend is a GPU.
+        jax.config.update("jax_num_cpu_devices", config.devices or cores)
+    if not hosts.several:
+        return place(config, jax.local_devices())
+    placement = place(config, jax.devices())
+    placement.connect()
+    return placement
+
+
+def _span(hosts: Hosts) -> int:
+    """Start ``jax.distributed``; returns the cores that every process has for itself."""
+    seen = visible_cores(), visible_gpus()
+    cores, gpus = zip(*hosts.share("what it may use", seen), strict=True)
+    own_cores = [split(k, list(zip(hosts.machines, cores, strict=True))) for k in range(len(cores))]
+    own_gpus = split(hosts.process_id, list(zip(hosts.machines, gpus, strict=True)))
+    if seen[1] and not own_gpus:
+        raise RunError(
+            f"no GPU is left for this process: others share the {len(seen[1])} here; "
+            "start at most one process a GPU"
+        )
+    if not seen[1]:
+        _cache_for_all_processes()
+    # Its own heartbeat ends in an abort that names nobody: ours comes first.
+    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM from us
+    jax.distributed.initialize(
+        coordinator_address=f"{hosts.cluster.host}:{hosts.share('port', free_port())[0]}",
+        num_processes=hosts.num_processes,
+        process_id=hosts.process_id,
+        local_device_ids=[seen[1].index(gpu) for gpu in own_gpus] or None,
+        cluster_detection_method="deactivate",
+        heartbeat_timeout_seconds=int(hosts.heartbeat) + 10,
+        shutdown_timeout_seconds=30,
+    )
+    return max(1, min(map(len, own_cores)))
+
+
+def _cache_for_all_processes() -> None:
+    """Let every process find the compiled programs that process 0, which alone writes them,
+    has left. JAX looks them up under the fingerprint of the topology too, which XLA:CPU gives
+    differently to each process; what the processor can do stands in for it."""
+    from jax._src import cache_key
+
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        features = {line for line in lines if line.startswith(("flags", "Features", "model name"))}
+        cache_key.custom_hook = lambda: "\n".join(sorted(features))
+        vars(cache_key)["_hash_accelerator_config"] = cache_key._hash_devices
+
+
+def place(config: Config, devices: list[jax.Device]) -> Placement:
+    """The placement of a run on ``devices``, those of all its processes: on the first of each
+    process, equally many, as many as divide the run."""
+    of_process: dict[int, list[jax.Device]] = {}
+    for device in devices:
+        of_process.setdefault(device.process_index, []).append(device)
+    processes = len(of_process)
+    here = of_process[devices[0].process_index if processes == 1 else jax.process_index()]
+    fewest = min(map(len, of_process.values()))
+    wanted = config.devices or fewest
+    if wanted > fewest:
+        raise RunError(
+            f"devices={wanted}, but this process has {fewest} "
+            f"{devices[0].platform} device(s); try devices={fewest}"
+        )
+    by_members = config.num_seeds % (processes * wanted) == 0
+    if not by_members and config.num_shards % processes:
+        raise RunError(
+            f"{processes} processes divide neither num_shards={config.num_shards} nor "
+            f"num_seeds={config.num_seeds}; "
+            f"try {largest_divisor(config.num_shards, processes)} processes"
+        )
+    count = wanted if by_members else largest_divisor(config.num_shards // processes, wanted)
+    exact = config.reduction == "exact" or (
+        config.reduction == "auto" and devices[0].platform == "cpu"
+    )
+    return Placement(
+        devices=tuple(device for k in sorted(of_process) for device in of_process[k][:count]),
+        at_hand=tuple(here[:count]),
+        idle=len(here) - count,
+        num_members=config.num_seeds,
+        num_shards=config.num_shards,
+        by_members=by_members,
+        exact=exact,
+    )

@@ -1,0 +1,223 @@
+"""Where the members and shards of a run are: the only file that knows ``pmap``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl_scale.parallel.machine import unheard
+from jaxrl_scale.parallel.sums import AXIS, device_pool, exchange_rounds, local_pool, map_exact
+from jaxrl_scale.types import Array, Pool, PyTree, Span
+
+# --- placement ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the members and shards of a run are. ``D`` devices of this process, ``P`` members
+    and ``S`` shards; ``P'`` and ``S'`` of one device. What a process holds, its own part of the
+    canonical state, is ``[P_own, …]`` and ``[P_own, S_own, …]``: all of it in a run of one."""
+
+    devices: tuple[jax.Device, ...]  # of all processes
+    at_hand: tuple[jax.Device, ...]  # of this one
+    idle: int  # local devices that the run leaves unused
+    num_members: int
+    num_shards: int
+    by_members: bool  # whole members on devices, or a block of every member's shards
+    exact: bool  # the fixed-order sum, or one big batch
+
+    @property
+    def num_devices(self) -> int:
+        return len(self.devices)
+
+    @property
+    def num_processes(self) -> int:
+        return len(self.devices) // len(self.at_hand)
+
+    @property
+    def own(self) -> dict[str, tuple[Span, ...]]:
+        """Which members, and which of their shards, this process holds: for the two trees of
+        the canonical state the spans of their leading axes."""
+        first, count = self.devices.index(self.at_hand[0]), len(self.at_hand)
+
+        def block(whole: int) -> Span:
+            each = whole // self.num_devices
+            return Span(first * each, (first + count) * each, whole)
+
+        members, shards = (Span(0, n, n) for n in (self.num_members, self.num_shards))
+        if self.by_members:
+            members = block(self.num_members)
+        else:
+            shards = block(self.num_shards)
+        return {"shared": (members,), "local": (members, shards)}
+
+    def describe(self) -> str:
+        """For people: ``2 cpu devices with 4 shards each, exact sums``."""
+        by_seeds = self.by_members and self.num_members > 1
+        held = (self.num_members if by_seeds else self.num_shards) // self.num_devices
+        what = "seeds" if by_seeds else "shards"
+        idle = f", {self.idle} idle" if self.idle else ""
+        here = len(self.at_hand)
+        kind = f"{self.devices[0].platform} device" + "s" * (here > 1)
+        several = f"{self.num_processes} processes of " if self.num_processes > 1 else ""
+        return f"{several}{here} {kind} with {held} {what} each{idle}, {self.reduction} sums"
+
+    @property
+    def reduction(self) -> str:
+        return "exact" if self.exact else "pooled"
+
+    def names(self) -> list[str]:
+        """A text for each device, for the run's record."""
+        return [f"{d.platform}:{d.id} {d.device_kind}" for d in self.devices]
+
+    def pool(self) -> Pool:
+        if self.by_members:
+            return local_pool(self.num_shards, self.exact)
+        return device_pool(self.num_shards, self.num_devices, self.exact)
+
+    # --- inside the program of one device ---------------------------------------------------
+
+    def map_members(self, f: Callable[..., PyTree], *trees: PyTree) -> PyTree:
+        """``f`` on each of the members ``[P', ...]`` that a device holds."""
+        return map_exact(f, *trees) if self.exact else jax.vmap(f)(*trees)
+
+    def publish(self, tree: PyTree) -> PyTree:
+        """Results of a device's members ``[P', ...]`` for `read` of every process."""
+        if self.by_members and self.num_processes > 1:
+            return jax.tree.map(lambda x: jax.lax.all_gather(x, AXIS, tiled=True), tree)
+        return tree
+
+    def any(self, flag: Array) -> Array:
+        """Is a flag, a bool, true in any of the processes?"""
+        if self.num_processes == 1:
+            return flag
+        if self.by_members:
+            return self.publish(flag[None]).any()
+        for partners in exchange_rounds(self.num_devices):
+            flag = flag | jax.lax.ppermute(flag, AXIS, partners)
+        return flag
+
+    # --- compiling --------------------------------------------------------------------------
+
+    def compile(
+        self,
+        f: Callable[..., Any],
+        *args: PyTree,
+        donate: tuple[int, ...] = (),
+        once: bool = False,
+    ) -> Any:
+        """``f``, which sees one device's part, compiled for all devices.
+
+        ``args`` are placed arrays or `jax.ShapeDtypeStruct` with the leading device axis.
+        ``once``: it will run only once, so that optimising it does not pay. On CPUs a call
+        must have ended before the next begins: XLA's in-process collectives deadlock when
+        calls queue up (seen with jax 0.10.2).
+        """
+        options = {"xla_backend_optimization_level": "0"} if once else None
+        mapped = jax.pmap(f, axis_name=AXIS, devices=self.devices, donate_argnums=donate)
+        if self.num_processes == 1:
+            return mapped.lower(*args).compile(compiler_options=options)
+        # Of several processes pmap compiles only what is given as global arrays.
+        whole = jax.tree.map(lambda x: jax.core.ShapedArray(self._global(x.shape), x.dtype), args)
+        compiled = mapped.lower(*whole).compile(compiler_options=options)
+        return lambda *args: compiled(*jax.tree.map(self._to_global, args))
+
+    def shapes(self, f: Callable[..., Any], *args: PyTree) -> PyTree:
+        """Shapes and dtypes of what `compile` would return for ``args``, of this process."""
+        # As vmap, because pmap's abstract evaluation sees local devices only.
+        mapped = jax.vmap(f, axis_name=AXIS)
+        whole = jax.tree.map(lambda x: jax.ShapeDtypeStruct(self._global(x.shape), x.dtype), args)
+
+        def here(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((len(self.at_hand), *x.shape[1:]), x.dtype)
+
+        return jax.tree.map(here, jax.eval_shape(mapped, *whole))
+
+    def _global(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (self.num_devices, *shape[1:])
+
+    def _to_global(self, x: Any) -> jax.Array:
+        """What this process holds of an array ``[D, ...]``, as its part of the whole one."""
+        if isinstance(x, jax.Array) and not x.is_fully_addressable:
+            return x  # came from another call
+        mesh = jax.sharding.Mesh(np.asarray(self.devices), (AXIS,))
+        sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(AXIS))
+        x = np.asarray(x)
+        return jax.make_array_from_process_local_data(sharding, x, self._global(x.shape))
+
+    def connect(self) -> None:
+        """A first collective: the processes connect, and gloo has its say of it unheard."""
+        with unheard(1):
+            flags = np.zeros(len(self.at_hand), bool)
+            jax.block_until_ready(self.compile(self.any, flags)(flags))
+
+    # --- to and from the host ---------------------------------------------------------------
+
+    def split_shared(self, tree: PyTree) -> PyTree:
+        """``[P_own, ...] -> [D, P', ...]``"""
+        here = len(self.at_hand)
+
+        def split(x: np.ndarray) -> np.ndarray:
+            if self.by_members:
+                return x.reshape(here, -1, *x.shape[1:])
+            return np.broadcast_to(x, (here, *x.shape))
+
+        return jax.tree.map(lambda x: split(np.asarray(x)), tree)
+
+    def split_local(self, tree: PyTree) -> PyTree:
+        """``[P_own, S_own, ...] -> [D, P', S', ...]``"""
+        here = len(self.at_hand)
+
+        def split(x: np.ndarray) -> np.ndarray:
+            if self.by_members:
+                return x.reshape(here, -1, *x.shape[1:])
+            blocks = x.reshape(x.shape[0], here, -1, *x.shape[2:])
+            return np.ascontiguousarray(np.moveaxis(blocks, 1, 0))
+
+        return jax.tree.map(lambda x: split(np.asarray(x)), tree)
+
+    def join_shared(self, tree: PyTree) -> PyTree:
+        """``[D, P', ...] -> [P_own, ...]``, on the host."""
+
+        def join(x: Array) -> np.ndarray:
+            if self.by_members:
+                return on_host(x).reshape(-1, *x.shape[2:])
+            return first_on_host(x)  # equal on all devices
+
+        return jax.tree.map(join, tree)
+
+    def join_local(self, tree: PyTree) -> PyTree:
+        """``[D, P', S', ...] -> [P_own, S_own, ...]``, on the host."""
+
+        def join(x: Array) -> np.ndarray:
+            if self.by_members:
+                return on_host(x).reshape(-1, *x.shape[2:])
+            blocks = np.moveaxis(on_host(x), 0, 1)
+            return blocks.reshape(blocks.shape[0], -1, *blocks.shape[3:])
+
+        return jax.tree.map(join, tree)
+
+    def read(self, tree: PyTree) -> PyTree:
+        """What `publish` gave, ``[P, ...]`` of all members, on the host of every process."""
+        if self.by_members and self.num_processes > 1:
+            return jax.tree.map(first_on_host, tree)
+        return self.join_shared(tree)
+
+
+def on_host(x: Array | np.ndarray) -> np.ndarray:
+    """Of a placed array the part of this process, ``[D, ...]``."""
+    if isinstance(x, np.ndarray) or x.is_fully_addressable:
+        return np.asarray(x)
+    parts = sorted(x.addressable_shards, key=lambda part: part.index[0].start)
+    return np.concatenate([np.asarray(part.data) for part in parts])
+
+
+def first_on_host(x: Array | np.ndarray) -> np.ndarray:
+    """The part of this process's first device. ``x[0]`` itself is a slow gather."""
+    if isinstance(x, np.ndarray) or x.is_fully_addressable:
+        return np.asarray(x)[0]
+    return np.asarray(x.addressable_data(0))[0]

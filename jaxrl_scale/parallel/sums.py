@@ -1,0 +1,160 @@
+"""The fixed-order sum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from jaxrl_scale.types import Array, Pool, PyTree
+
+AXIS = "devices"
+
+
+# --- the fixed-order sum --------------------------------------------------------------------
+
+
+def tree_sum(x: Array) -> Array:
+    """Sum over the leading axis (a power of two), pairwise, neighbours first.
+
+    For eight terms: ``((0+1)+(2+3)) + ((4+5)+(6+7))``.
+    """
+    while x.shape[0] > 1:
+        x = x[0::2] + x[1::2]
+    return x[0]
+
+
+def walled_tree_sum(x: Array) -> Array:
+    """`tree_sum` of ``[S, N]`` behind a wall that XLA does not fuse across.
+
+    A sum fused into what follows it changes which products there become fused
+    multiply-adds, so the bits would depend on how many of the additions a device makes. XLA
+    drops ``optimization_barrier`` before it fuses, but a loop's result always reaches memory:
+    the vector is summed in two halves.
+    """
+    size = x.shape[1]
+    half = -(-size // 2)
+    x = jnp.pad(x, ((0, 0), (0, 2 * half - size)))
+    halves = jax.lax.map(
+        lambda i: tree_sum(jax.lax.dynamic_slice_in_dim(x, i * half, half, 1)),
+        jnp.arange(2),
+    )
+    return halves.reshape(-1)[:size]
+
+
+def map_exact(f: Callable[..., PyTree], *trees: PyTree, trips: Array | None = None) -> PyTree:
+    """``f`` on each slice of the leading axis, one after the other, by one inner program.
+
+    A loop of one round would be inlined by XLA, fused with its surroundings, and round
+    otherwise than the loop of a device that holds more shards. ``trips`` prevents that: the
+    number of rounds (1) in a form that XLA cannot see through, over a second slice that is
+    never visited.
+    """
+    if jax.tree.leaves(trees)[0].shape[0] > 1:
+        return jax.lax.map(lambda args: f(*args), trees)
+    if trips is None:
+        return jax.tree.map(lambda y: y[None], f(*jax.tree.map(lambda x: x[0], trees)))
+    doubled = jax.tree.map(lambda x: jnp.broadcast_to(x, (2, *x.shape[1:])), trees)
+
+    def slice_of(i: Any) -> tuple[PyTree, ...]:
+        return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, 0, False), doubled)
+
+    def one_round(i: Any, out: PyTree) -> PyTree:
+        def put(buffer: Array, y: Array) -> Array:
+            return jax.lax.dynamic_update_index_in_dim(buffer, y, i, 0)
+
+        return jax.tree.map(put, out, f(*slice_of(i)))
+
+    shapes = jax.eval_shape(f, *jax.eval_shape(slice_of, 0))
+    empty = jax.tree.map(lambda y: jnp.empty((2, *y.shape), y.dtype), shapes)
+    out = jax.lax.fori_loop(0, trips, one_round, empty)
+    return jax.tree.map(lambda y: y[:1], out)
+
+
+def _by_dtype(f: Callable[[Array], Array], tree: PyTree) -> PyTree:
+    """Apply ``f: [S, n] -> [n]`` to all leaves ``[S, ...]`` of a dtype at once, so that a tree
+    costs one collective a dtype instead of one a leaf."""
+    leaves, structure = jax.tree.flatten(tree)
+    out: list[Any] = [None] * len(leaves)
+    for dtype in sorted({x.dtype.name for x in leaves}):
+        index = [i for i, x in enumerate(leaves) if x.dtype.name == dtype]
+        flat = jnp.concatenate([leaves[i].reshape(leaves[i].shape[0], -1) for i in index], 1)
+        total = f(flat)
+        start = 0
+        for i in index:
+            shape = leaves[i].shape[1:]
+            size = int(np.prod(shape))
+            out[i] = total[start : start + size].reshape(shape)
+            start += size
+    return jax.tree.unflatten(structure, out)
+
+
+def exchange_rounds(num_devices: int) -> list[list[tuple[int, int]]]:
+    """Recursive doubling over a power of two of devices: in each of its log2(D) rounds a device
+    exchanges with one other, at distance 1, 2, 4 …, so that all have everything at the end."""
+    distances = [2**level for level in range(num_devices.bit_length() - 1)]
+    return [[(i, i ^ distance) for i in range(num_devices)] for distance in distances]
+
+
+def local_pool(num_shards: int, exact: bool = True) -> Pool:
+    """The pool of a run whose shards are all at hand: no collective. For unit tests too."""
+    return _pool(num_shards, 1, exact, lambda: jnp.zeros((), jnp.int32))
+
+
+def device_pool(num_shards: int, num_devices: int, exact: bool) -> Pool:
+    """The pool of a run whose shards are spread over the devices of the mapped axis."""
+    return _pool(num_shards, num_devices, exact, lambda: jax.lax.axis_index(AXIS))
+
+
+def _pool(
+    num_shards: int, num_devices: int, exact: bool, device_index: Callable[[], Array]
+) -> Pool:
+    at_hand = num_shards // num_devices
+
+    def shard_index() -> Array:
+        return device_index() * at_hand + jnp.arange(at_hand, dtype=jnp.int32)
+
+    def total(x: Array) -> Array:
+        """``[S, n] -> [n]``, over all devices. The rounds are the levels of the tree, as ``a + b``
+        and ``b + a`` have the same bits."""
+        x = tree_sum(x) if exact else x.sum(0)
+        pair = x[None]
+        for partners in exchange_rounds(num_devices):
+            pair = jnp.stack([x, jax.lax.ppermute(x, AXIS, partners)])
+            x = tree_sum(pair)
+        return walled_tree_sum(pair) if exact else x
+
+    def sum(tree: PyTree) -> PyTree:
+        return _by_dtype(total, tree)
+
+    def map_shards(f: Callable[..., PyTree], *trees: PyTree) -> PyTree:
+        # The device's index is known at run time only, and 1 + index // devices is always 1.
+        if at_hand == 1 and num_shards > 1:
+            return map_exact(f, *trees, trips=1 + device_index() // num_shards)
+        return map_exact(f, *trees)
+
+    def grad_exact(f: Callable[..., Any], params: Array, *shards: PyTree) -> tuple[Array, PyTree]:
+        shard_grad = jax.grad(f, has_aux=True)
+        return sum(map_shards(lambda *shard: shard_grad(params, *shard), *shards))
+
+    def grad_pooled(f: Callable[..., Any], params: Array, *shards: PyTree) -> tuple[Array, PyTree]:
+        def batch_loss(params: Array) -> tuple[Array, PyTree]:
+            losses, aux = jax.vmap(lambda *shard: f(params, *shard))(*shards)
+            return losses.sum(), aux
+
+        gradient, aux = jax.grad(batch_loss, has_aux=True)(params)
+        aux, structure = ravel_pytree(jax.tree.map(lambda x: x.sum(0), aux))
+        both = total(jnp.concatenate([gradient, aux])[None])
+        return both[: params.size], structure(both[params.size :])
+
+    return Pool(
+        num_shards=num_shards,
+        shard_index=shard_index,
+        map=map_shards if exact else lambda f, *trees: jax.vmap(f)(*trees),
+        sum=sum,
+        grad=grad_exact if exact else grad_pooled,
+    )
