@@ -206,7 +206,7 @@ def test_the_commit_is_that_of_this_package_and_of_no_repository_around_it(tmp_p
         command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments]
         subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
 
-    monkeypatch.setattr(run_directory, "__file__", str(tmp_path / "run_directory.py"))
+    monkeypatch.setattr(run_directory, "__file__", str(tmp_path / "records" / "run_directory.py"))
     (tmp_path / "types.py").touch()
     git("init")
     git("commit", "--allow-empty", "-m", "of others")
