@@ -229,8 +229,8 @@ def test_reset_steps_do_not_reach_the_parameters_and_shard_losses_average_to_the
 
 def test_one_big_batch_gives_the_fixed_order_sums_within_rounding():
     rollout = rollout_of(np.random.default_rng(2))
-    exact, pooled = updated(rollout)[1], updated(rollout, exact=False)[1]
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=3e-5), exact, pooled)
+    exact, fast = updated(rollout)[1], updated(rollout, exact=False)[1]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=3e-5), exact, fast)
 
 
 def test_a_hard_target_is_copied_when_it_is_due():

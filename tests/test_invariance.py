@@ -110,15 +110,15 @@ def test_the_state_of_one_placement_goes_on_in_another():
     assert differing(whole, rest) == []
 
 
-def test_pooled_sums_agree_within_rounding_at_the_first_update():
+def test_fast_sums_agree_within_rounding_at_the_first_update():
     config = CONFIGS["cartpole"]
     exact, _ = run(config.replace(devices=1), iterations=1)
     for devices in (1, 4):
-        pooled, _ = run(config.replace(devices=devices, reduction="pooled"), iterations=1)
+        fast, _ = run(config.replace(devices=devices, reduction="fast"), iterations=1)
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6, rtol=2e-5),
             exact.shared.algo.params,
-            pooled.shared.algo.params,
+            fast.shared.algo.params,
         )
 
 

@@ -133,8 +133,8 @@ def test_masked_steps_do_not_reach_the_parameters():
 
 def test_one_big_batch_gives_the_fixed_order_sums_within_rounding():
     rollout = rollout_of(np.random.default_rng(1), 4, 16, 8)
-    exact, pooled = updated(rollout, exact=True), updated(rollout, exact=False)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=3e-5), exact[0], pooled[0])
+    exact, fast = updated(rollout, exact=True), updated(rollout, exact=False)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=3e-5), exact[0], fast[0])
 
 
 def test_advantages_are_normalised_by_moments_of_the_whole_minibatch():

@@ -69,10 +69,10 @@ class Config:
     devices: int | None = option(
         None, "local devices; none: all GPUs, or one CPU device a core", low=1, on_resume=True
     )
-    reduction: Literal["auto", "exact", "pooled"] = option(
+    reduction: Literal["auto", "exact", "fast"] = option(
         "auto",
         "exact: sums in one fixed order, bit-identical on any number of devices; "
-        "pooled: one big batch, equal within rounding; auto: exact on CPUs, pooled on GPUs",
+        "fast: one big batch, equal within rounding; auto: exact on CPUs, fast on GPUs",
     )
     matmul_precision: Literal["highest", "high", "default"] = option(
         "highest", "of matrix products; highest is float32 throughout"

@@ -68,7 +68,7 @@ class Placement:
 
     @property
     def reduction(self) -> str:
-        return "exact" if self.exact else "pooled"
+        return "exact" if self.exact else "fast"
 
     def names(self) -> list[str]:
         """A text for each device, for the run's record."""

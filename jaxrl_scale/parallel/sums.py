@@ -141,7 +141,7 @@ def _pool(
         shard_grad = jax.grad(f, has_aux=True)
         return sum(map_shards(lambda *shard: shard_grad(params, *shard), *shards))
 
-    def grad_pooled(f: Callable[..., Any], params: Array, *shards: PyTree) -> tuple[Array, PyTree]:
+    def grad_fast(f: Callable[..., Any], params: Array, *shards: PyTree) -> tuple[Array, PyTree]:
         def batch_loss(params: Array) -> tuple[Array, PyTree]:
             losses, aux = jax.vmap(lambda *shard: f(params, *shard))(*shards)
             return losses.sum(), aux
@@ -156,5 +156,5 @@ def _pool(
         shard_index=shard_index,
         map=map_shards if exact else lambda f, *trees: jax.vmap(f)(*trees),
         sum=sum,
-        grad=grad_exact if exact else grad_pooled,
+        grad=grad_exact if exact else grad_fast,
     )
