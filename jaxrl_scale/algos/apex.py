@@ -54,7 +54,7 @@ class Config:
     target_period: int = option(1, "gradient steps between updates of the target network", low=1)
     tau: float = option(0.005, "how far it then moves; 1: a copy", low=0, high=1)
     max_grad_norm: float = option(10.0, "the gradient's norm is clipped here", low=0)
-    adam_epsilon: float = option(1e-5, "Adam's ε", low=0)
+    optimizer_epsilon: float = option(1e-5, "Adam's ε", low=0)
     normalize_observations: bool = option(False, "by running statistics pooled over all shards")
 
     @property
@@ -76,7 +76,7 @@ class Hyper(NamedTuple):
     huber_delta: Array
     tau: Array
     max_grad_norm: Array
-    adam_epsilon: Array
+    optimizer_epsilon: Array
 
 
 class Actor(NamedTuple):
@@ -151,7 +151,7 @@ def make(config: cfg.Config, spec: EnvSpec, pool: Pool) -> Algorithm:
     step_metrics = ("loss", "q_mean", "td_error", "grad_norm")
 
     def adam(hyper: Hyper, learning_rate: Array) -> optax.GradientTransformation:
-        return optim.adam(learning_rate, hyper.adam_epsilon, hyper.max_grad_norm)
+        return optim.adam(learning_rate, hyper.optimizer_epsilon, hyper.max_grad_norm)
 
     def init_shared(key: Key) -> dqn.Shared:
         delta = jnp.inf if own.huber_delta is None else own.huber_delta

@@ -50,7 +50,7 @@ class Config:
         0.25, "of the run, in which it falls from one to the other", low=0, high=1
     )
     max_grad_norm: float = option(10.0, "the gradient's norm is clipped here", low=0)
-    adam_epsilon: float = option(1e-5, "Adam's ε", low=0)
+    optimizer_epsilon: float = option(1e-5, "Adam's ε", low=0)
     normalize_observations: bool = option(False, "by running statistics pooled over all shards")
     shard_losses: bool = option(False, "report the mean loss of every shard too")
 
@@ -74,7 +74,7 @@ class Hyper(NamedTuple):
     epsilon_end: Array
     exploration_fraction: Array
     max_grad_norm: Array
-    adam_epsilon: Array
+    optimizer_epsilon: Array
 
 
 class Shared(NamedTuple):
@@ -174,7 +174,7 @@ def make(config: cfg.Config, spec: EnvSpec, pool: Pool) -> Algorithm:
     step_metrics = ("loss", "q_mean", "td_error", "grad_norm")
 
     def adam(hyper: Hyper, learning_rate: Array) -> optax.GradientTransformation:
-        return optim.adam(learning_rate, hyper.adam_epsilon, hyper.max_grad_norm)
+        return optim.adam(learning_rate, hyper.optimizer_epsilon, hyper.max_grad_norm)
 
     def init_shared(key: Key) -> Shared:
         delta = jnp.inf if own.huber_delta is None else own.huber_delta

@@ -48,7 +48,7 @@ class Config:
     entropy_coef: float = option(0.01, "weight of the entropy bonus", low=0)
     value_coef: float = option(0.5, "weight of the value loss", low=0)
     max_grad_norm: float = option(0.5, "the gradient's norm is clipped here", low=0)
-    adam_epsilon: float = option(1e-5, "Adam's ε", low=0)
+    optimizer_epsilon: float = option(1e-5, "Adam's ε", low=0)
     normalize_advantages: bool = option(True, "per minibatch, moments pooled over all shards")
     normalize_observations: bool = option(False, "by running statistics pooled over all shards")
     scale_rewards: bool = option(False, "by the running deviation of the discounted return")
@@ -90,7 +90,7 @@ class Hyper(NamedTuple):
     entropy_coef: Array
     value_coef: Array
     max_grad_norm: Array
-    adam_epsilon: Array
+    optimizer_epsilon: Array
     target_kl: Array
 
 
@@ -189,7 +189,7 @@ def make(config: cfg.Config, spec: EnvSpec, pool: Pool) -> Algorithm:
     num_minibatches = config.steps_per_iteration // own.minibatch_size
 
     def adam(hyper: Hyper, learning_rate: Array) -> optax.GradientTransformation:
-        return optim.adam(learning_rate, hyper.adam_epsilon, hyper.max_grad_norm)
+        return optim.adam(learning_rate, hyper.optimizer_epsilon, hyper.max_grad_norm)
 
     def init_shared(key: Key) -> Shared:
         target_kl = jnp.inf if own.target_kl is None else own.target_kl

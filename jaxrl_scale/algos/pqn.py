@@ -44,7 +44,7 @@ class Config:
     minibatch_size: int = option(512, "samples of a gradient step, over all devices", low=1)
     layer_norm: bool = option(True, "normalise the features of every layer")
     max_grad_norm: float = option(10.0, "the gradient's norm is clipped here", low=0)
-    adam_epsilon: float = option(1e-5, "Adam's ε", low=0)
+    optimizer_epsilon: float = option(1e-5, "Adam's ε", low=0)
     normalize_observations: bool = option(False, "by running statistics pooled over all shards")
     scale_rewards: bool = option(False, "by the running deviation of the discounted return")
 
@@ -71,7 +71,7 @@ class Hyper(NamedTuple):
     epsilon_end: Array
     exploration_fraction: Array
     max_grad_norm: Array
-    adam_epsilon: Array
+    optimizer_epsilon: Array
 
 
 class Shared(NamedTuple):
@@ -123,7 +123,7 @@ def make(config: cfg.Config, spec: EnvSpec, pool: Pool) -> Algorithm:
     num_minibatches = config.steps_per_iteration // own.minibatch_size
 
     def adam(hyper: Hyper, learning_rate: Array) -> optax.GradientTransformation:
-        return optim.adam(learning_rate, hyper.adam_epsilon, hyper.max_grad_norm)
+        return optim.adam(learning_rate, hyper.optimizer_epsilon, hyper.max_grad_norm)
 
     def init_shared(key: Key) -> Shared:
         hyper = Hyper(**{name: jnp.float32(getattr(own, name)) for name in Hyper._fields})
