@@ -4,7 +4,12 @@
 so that the commands can set JAX up first.
 """
 
+import os
 from typing import Any
+
+# XLA's C++ log would be written into progress bars and results. XLA reads this variable when JAX is
+# imported, so it is set here, before any module of the package imports JAX.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
 def __getattr__(name: str) -> Any:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import signal
 from collections.abc import Sequence
 
 FINISHED = 0
+UNFINISHED = 1
+"""Some run of a scaling study did not come to its end."""
 MISTAKE = 2
 """A mistake in the call or in the config."""
 NOT_FINITE = 3
@@ -13,7 +16,11 @@ NOT_FINITE = 3
 INPUT_OUTPUT_ERROR = 74
 """A full disk, an unwritable folder: EX_IOERR of sysexits.h."""
 STOPPED = 75
-"""Stopped by a signal and saved, or another process was lost: EX_TEMPFAIL, worth starting again."""
+"""Stopped by a signal, after saving: EX_TEMPFAIL of sysexits.h, worth starting again."""
+LOST = 75
+"""Another process of the run was lost: EX_TEMPFAIL, too."""
+INTERRUPTED = 128 + signal.SIGINT
+"""Interrupted by Ctrl-C, as a shell reports it."""
 
 
 class RunError(ValueError):
@@ -30,8 +37,15 @@ def one_line(text: object) -> str:
     return " ".join(str(text).split())
 
 
-def nearest(name: str, names: Sequence[str]) -> str:
-    """``'; did you mean X?'`` for the nearest of ``names``, or an empty text."""
+def closest(name: str, names: Sequence[str]) -> str | None:
+    """The one of ``names`` that ``name`` is probably a misspelling of; ``None`` where none is
+    close."""
     by_lower = {known.lower(): known for known in names}
-    close = difflib.get_close_matches(name.lower(), list(by_lower), 1, 0.6)
-    return f"; did you mean {by_lower[close[0]]}?" if close else ""
+    found = difflib.get_close_matches(name.lower(), list(by_lower), 1, 0.6)
+    return by_lower[found[0]] if found else None
+
+
+def nearest(name: str, names: Sequence[str]) -> str:
+    """``'; did you mean X?'`` for the closest of ``names``, or an empty text."""
+    found = closest(name, names)
+    return f"; did you mean {found}?" if found else ""

@@ -10,22 +10,17 @@ In Python::
 
 from __future__ import annotations
 
-import os
-
-# XLA's C++ log would be seen among the results. It reads this when JAX is imported.
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 import argparse
 import json
 import sys
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jaxrl_scale.config import command_line, files
+from jaxrl_scale import commands
+from jaxrl_scale.config import files
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.figures.video import check_video, write_video
 from jaxrl_scale.loop.agent import load
@@ -38,24 +33,22 @@ from jaxrl_scale.records.terminal import number
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command: returns the exit status."""
-    if not sys.warnoptions:
-        warnings.simplefilter("ignore")  # libraries' warnings are not the user's
-    try:
-        return _evaluate(_parser().parse_args(argv))
-    except RunError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.status
-    except KeyboardInterrupt:
-        return 130
+    return commands.run(lambda argv: _evaluate(_parser().parse_args(argv)), argv)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = command_line.Parser(
+def _parser() -> commands.Parser:
+    parser = commands.Parser(
         prog="python -m jaxrl_scale.evaluate",
         description="Play whole episodes with the trained policies of a run.",
     )
     parser.add_argument("run_dir", metavar="RUN_DIR", help="directory of a run")
-    parser.add_argument("--episodes", type=int, default=128, help="for each seed [128]")
+    parser.add_argument(
+        "--episodes",
+        metavar="N",
+        type=commands.whole_number(),
+        default=128,
+        help="for each seed [128]",
+    )
     parser.add_argument("--sampled", action="store_true", help="sample actions [greedy]")
     parser.add_argument("--gymnasium", action="store_true", help="play in real Gymnasium")
     parser.add_argument("--members", help="only these of the run's seeds: 0,1,2 [all]")
@@ -68,8 +61,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _evaluate(args: argparse.Namespace) -> int:
-    if args.episodes < 1:
-        raise RunError(f"--episodes={args.episodes} should be at least 1")
     config = files.read_json(Path(args.run_dir) / "config.json")
     members = _members(args.members, config.num_seeds)
     if args.video:

@@ -15,13 +15,11 @@ if __name__ == "__main__":
     # It plays one episode of one environment; a GPU is left to those that train.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-import argparse
 import base64
 import json
 import math
 import statistics
 import string
-import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -32,6 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from jaxrl_scale import commands
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.figures.report_plots import Plot, learning_plots, metric_plots, speed_plots
 from jaxrl_scale.records.log import Row, read_rows
@@ -419,11 +418,14 @@ def report(paths: Sequence[Path], out: Path | None = None, episodes: int = 4) ->
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command: returns the exit status."""
-    parser = argparse.ArgumentParser(
+    return commands.run(_command, argv)
+
+
+def _command(argv: list[str]) -> int:
+    parser = commands.Parser(
         prog="python -m jaxrl_scale.report",
         description="Write a page about one run, or about several compared: curves, speed, "
         "results, configuration and an episode. Runs that are still going are fine.",
-        allow_abbrev=False,
     )
     parser.add_argument("runs", metavar="RUN_DIR", nargs="+", type=Path, help="directory of a run")
     parser.add_argument(
@@ -436,23 +438,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--episodes",
         metavar="N",
-        type=int,
+        type=commands.whole_number(0),
         default=4,
         help="show an episode of each of the first N runs: RUN_DIR/episode.gif, or one that the "
         "newest checkpoint plays now; 0: none [4]",
     )
     args = parser.parse_args(argv)
-    try:
-        if args.episodes < 0:
-            raise RunError(f"--episodes={args.episodes} should be at least 0")
-        report(args.runs, args.out, args.episodes)
-    except RunError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.status
+    report(args.runs, args.out, args.episodes)
     return 0
 
 
 if __name__ == "__main__":
-    if not sys.warnoptions:
-        warnings.simplefilter("ignore")  # libraries' warnings are not the user's
     sys.exit(main())

@@ -38,10 +38,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxrl_scale import commands
 from jaxrl_scale import config as cfg
-from jaxrl_scale import errors
 from jaxrl_scale.config import command_line
-from jaxrl_scale.errors import RunError
+from jaxrl_scale.errors import UNFINISHED, RunError
 from jaxrl_scale.figures.report_plots import RESAMPLES, bootstrap_interval
 from jaxrl_scale.options import largest_divisor
 from jaxrl_scale.parallel.machine import free_port, visible_cores, visible_gpus
@@ -51,7 +51,6 @@ from jaxrl_scale.records.terminal import compact, duration, number
 
 DEFAULTS = ("--wandb=disabled", "--tensorboard=false")  # for every run; options may say otherwise
 WORST_RETURNS = {"Acrobot-v1": -500.0, "MountainCar-v0": -200.0}
-UNFINISHED = 1  # exit status: some run did not come to its end
 
 
 # --- what to run ----------------------------------------------------------------------------
@@ -565,14 +564,14 @@ _AXES = {
 }
 
 
-def _parser() -> command_line.Parser:
-    parser = command_line.Parser(
+def _parser() -> commands.Parser:
+    parser = commands.Parser(
         prog="python -m jaxrl_scale.scaling",
         usage="python -m jaxrl_scale.scaling --config=FILE [--AXIS=N,N,...] [-- TRAIN_OPTIONS]\n"
         "       python -m jaxrl_scale.scaling --analyse=FOLDER",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        elsewhere="those for the trainer follow --",
     )
 
     def add(name: str, metavar: str, help: str, **more: Any) -> None:
@@ -607,10 +606,7 @@ def _parser() -> command_line.Parser:
     return parser
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} should be a whole number of at least 1")
-    return int(text)
+_count = commands.whole_number()
 
 
 def _counts(text: str) -> tuple[int, ...]:
@@ -630,12 +626,8 @@ def _layouts(text: str) -> tuple[tuple[int, int | None], ...]:
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """The study's own arguments and those for the trainer, which follow ``--``."""
     cut = argv.index("--") if "--" in argv else len(argv)
-    own, options, parser = argv[:cut], list(argv[cut + 1 :]), _parser()
-    args, unknown = parser.parse_known_args(own)
-    if unknown:
-        name = unknown[0].split("=")[0]
-        near = errors.nearest(name, [f"--{known}" for known in vars(args)])
-        raise RunError(f"unknown option {name}{near or '; those for the trainer follow --'}")
+    options = list(argv[cut + 1 :])
+    args = _parser().parse_args(argv[:cut])
     if bool(args.analyse) == bool(args.config):
         raise RunError("give --config=FILE to train, or --analyse=FOLDER for a study that is done")
     if args.threads and any(threads for _, threads in args.processes):
@@ -652,31 +644,28 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command: returns the exit status."""
-    try:
-        args, options = parse(sys.argv[1:] if argv is None else argv)
-        if args.analyse:
-            write_results(args.analyse, args.worst_return)
-            return 0
-        folder = args.out or Path("runs") / f"scaling-{Path(args.config).stem}"
-        points = plan(args, options)
-        prepare(folder, args.config, options, points)
-        unfinished = run_all(points, folder, args, options)
-        write_results(folder, args.worst_return)
-        if unfinished:
-            what = (
-                "1 run did not come to its"
-                if unfinished == 1
-                else f"{unfinished} runs did not come to their"
-            )
-            again = "it" if unfinished == 1 else "them"
-            print(f"error: {what} end; the same command tries {again} again", file=sys.stderr)
-        return UNFINISHED if unfinished else 0
-    except RunError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.status
-    except KeyboardInterrupt:
-        print("\ninterrupted; the same command goes on", file=sys.stderr)
-        return 128 + signal.SIGINT
+    return commands.run(_command, argv, "\ninterrupted; the same command goes on")
+
+
+def _command(argv: list[str]) -> int:
+    args, options = parse(argv)
+    if args.analyse:
+        write_results(args.analyse, args.worst_return)
+        return 0
+    folder = args.out or Path("runs") / f"scaling-{Path(args.config).stem}"
+    points = plan(args, options)
+    prepare(folder, args.config, options, points)
+    unfinished = run_all(points, folder, args, options)
+    write_results(folder, args.worst_return)
+    if unfinished:
+        what = (
+            "1 run did not come to its"
+            if unfinished == 1
+            else f"{unfinished} runs did not come to their"
+        )
+        again = "it" if unfinished == 1 else "them"
+        print(f"error: {what} end; the same command tries {again} again", file=sys.stderr)
+    return UNFINISHED if unfinished else 0
 
 
 if __name__ == "__main__":

@@ -6,10 +6,6 @@ The command and the loop. In Python: ``from jaxrl_scale import train; run = trai
 from __future__ import annotations
 
 import os
-
-# XLA's C++ log would write into the progress bar. It reads this when JAX is imported.
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
 import shlex
 import signal
 import sys
@@ -17,7 +13,6 @@ import threading
 import time
 import traceback
 import types
-import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -27,9 +22,10 @@ from typing import Any
 
 import jax
 
+from jaxrl_scale import commands
 from jaxrl_scale import config as cfg
 from jaxrl_scale.config import Config, Launch, command_line, files
-from jaxrl_scale.errors import RunError
+from jaxrl_scale.errors import FINISHED, INTERRUPTED, NOT_FINITE, STOPPED, RunError
 from jaxrl_scale.loop.agent import Agent, load
 from jaxrl_scale.loop.evaluator import Evaluator
 from jaxrl_scale.loop.runner import Runner
@@ -44,7 +40,7 @@ from jaxrl_scale.records.progress import Clock, Progress
 from jaxrl_scale.records.statistics import summarize
 from jaxrl_scale.records.terminal import Terminal
 
-FINISHED, NOT_FINITE, STOPPED = 0, 3, 75  # 75 is EX_TEMPFAIL: worth starting again
+_INTERRUPTED = "interrupted; what was saved stays saved"
 
 
 @dataclass(frozen=True)
@@ -99,7 +95,7 @@ def train(
     except KeyboardInterrupt:
         if not hosts.several:
             raise
-        hosts.fail("interrupted; what was saved stays saved", 128 + signal.SIGINT)
+        hosts.fail(_INTERRUPTED, INTERRUPTED)
     except Exception as error:
         if not hosts.several:
             raise
@@ -400,22 +396,15 @@ class StopRequest:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command: returns the exit status."""
+    return commands.run(_command, argv, _INTERRUPTED)
+
+
+def _command(argv: list[str]) -> int:
     import psutil
 
-    if not sys.warnoptions:
-        warnings.simplefilter("ignore")  # libraries' warnings are not the user's
-    try:
-        argv = sys.argv[1:] if argv is None else argv
-        config, name, resume = command_line.load(argv)
-        start, launch = psutil.Process().create_time(), command_line.load_launch(argv)
-        done = train(config, name=name, resume=resume, process_start=start, launch=launch)
-        return done.exit_status
-    except RunError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.status
-    except KeyboardInterrupt:
-        print("interrupted; what was saved stays saved", file=sys.stderr)
-        return 128 + signal.SIGINT
+    config, name, resume = command_line.load(argv)
+    start, launch = psutil.Process().create_time(), command_line.load_launch(argv)
+    return train(config, name=name, resume=resume, process_start=start, launch=launch).exit_status
 
 
 class _CallableModule(types.ModuleType):

@@ -132,12 +132,12 @@ def test_a_video_can_be_an_mp4(run, tmp_path, capfd):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--episodes", "0"], "--episodes=0 should be at least 1"),
-        (["--episodes", "x"], "--episodes: invalid int value: 'x'"),
-        (["--episods", "3"], "unrecognized arguments: --episods 3"),
+        (["--episodes", "0"], "--episodes: '0' should be a whole number of at least 1"),
+        (["--episodes", "x"], "--episodes: 'x' should be a whole number of at least 1"),
+        (["--episods", "3"], "unknown option --episods; did you mean --episodes?"),
         (["--members", "0,1"], "--members=0,1: the run has members 0 to 0"),
         (["--members", "a"], "--members=a should be whole numbers separated by commas"),
-        (["--checkpoint", "worst"], "--checkpoint: invalid choice: 'worst'"),
+        (["--checkpoint", "worst"], "--checkpoint=worst should be one of latest, best"),
         (["--video", "out.avi"], "video out.avi should end in .gif or .mp4"),
         (["--video", "out.mp4"], "out.mp4: mp4 needs the ffmpeg command; install it or write"),
         (["--video", "no/out.gif"], "cannot write no/out.gif: no is no folder that can be written"),

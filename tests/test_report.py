@@ -429,6 +429,21 @@ def test_a_mistake_is_one_line_and_status_2(tmp_path, capsys, make, message):
     assert not (tmp_path / "x.html").exists()
 
 
+def test_a_misspelt_option_is_answered_with_the_nearest_in_one_line(tmp_path, capsys):
+    assert report.main([str(make_run(tmp_path / "a")), "--episods", "0"]) == 2
+    wanted = "error: unknown option --episods; did you mean --episodes?\n"
+    assert capsys.readouterr().err == wanted
+
+
+def test_ctrl_c_is_one_line_and_status_130(tmp_path, capsys, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(report, "report", interrupted)
+    assert report.main([str(tmp_path)]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path, capsys):
     run = make_run(tmp_path / "a")
     (tmp_path / "file").write_text("")
@@ -442,6 +457,6 @@ def test_help_explains_every_option(capsys):
     with pytest.raises(SystemExit, match="0"):
         report.main(["--help"])
     text = capsys.readouterr().out
-    for option in ("RUN_DIR", "--out FILE", "--episodes N"):
+    for option in ("RUN_DIR", "--out=FILE", "--episodes=N"):
         explained = re.search(rf"^  {option} +(\S.*)$|^  {option}\n +(\S.*)$", text, re.M)
         assert explained, option

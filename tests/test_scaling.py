@@ -245,7 +245,7 @@ def test_the_axes_are_combined(monkeypatch):
         (["--processes=2xa"], "--processes: 'a' should be a whole number of at least 1"),
         (["--threads"], "--threads needs a value; write --threads=VALUE"),
         (["--seeds=1,2"], "--seeds: '1,2' should be a whole number of at least 1"),
-        (["--mode=soft"], "--mode: invalid choice: 'soft'"),
+        (["--mode=soft"], "--mode=soft should be one of strong, weak, both"),
         (["--processes=3"], "3 processes divide neither num_shards=8 nor num_seeds=1; try 2"),
         (["--processes=16x1"], "16 × 1: so many processes with so many cores need 16 cores; th"),
         (["--processes=1x2", "--threads=2"], "--processes says the cores already (1x32); leave"),

@@ -213,7 +213,6 @@ def make_env(config: Config) -> Environment:
 __all__ = [
     "Config",
     "Launch",
-    "Parser",
     "check",
     "check_minibatches",
     "flatten",

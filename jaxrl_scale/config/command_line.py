@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 import json
-import re
 import types
 import typing
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 from jaxrl_scale import algos
+from jaxrl_scale.commands import Parser
 from jaxrl_scale.config import Config, Launch, check, check_algo
 from jaxrl_scale.config.files import flatten, read_file, read_json
 from jaxrl_scale.errors import RunError, one_line
@@ -71,9 +70,7 @@ def _changes(config: Config, argv: Sequence[str]) -> dict[str, Any]:
     kwargs = {text.split("=")[0] for text in argv if text.startswith("--env_kwargs.")}
     for name in kwargs - {"--env_kwargs.", "--env_kwargs.NAME"}:
         parser.add_argument(name, dest=name.removeprefix("--"), default=argparse.SUPPRESS)
-    given, unknown = parser.parse_known_args(argv)
-    if unknown:
-        raise RunError(_unknown(config, unknown[0]))
+    given = parser.parse_args(argv)
 
     others = ("config", "resume", "algo", *(f.name for f in dataclasses.fields(Launch)))
     texts = {k: v for k, v in vars(given).items() if k not in others}
@@ -107,32 +104,6 @@ def _check_resume(config: Config, changes: dict[str, Any]) -> None:
                 + (", on which its schedule depends" if budget else "")
                 + f"; what can change: {', '.join(allowed)}"
             )
-
-
-class Parser(argparse.ArgumentParser):
-    """argparse that abbreviates nothing and tells an error in one line."""
-
-    def __init__(self, **kwargs: Any):
-        super().__init__(allow_abbrev=False, **kwargs)
-
-    def error(self, message: str) -> NoReturn:
-        if missing := re.fullmatch(r"argument (--\S+): expected .*argument", message):
-            name = missing[1]
-            raise RunError(f"{name} needs a value; write {name}=VALUE")
-        raise RunError(one_line(message.removeprefix("argument ")))
-
-
-class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Shows options as they are best written, ``--name=VALUE``."""
-
-    def __init__(self, prog: str, **kwargs: Any):
-        super().__init__(prog, **{"max_help_position": 32, **kwargs})
-
-    def _format_action_invocation(self, action: argparse.Action) -> str:
-        names = ", ".join(action.option_strings)
-        if action.nargs == 0:
-            return names
-        return f"{names}[={action.metavar}]" if action.nargs == "?" else f"{names}={action.metavar}"
 
 
 _GROUPS = {
@@ -171,7 +142,6 @@ def _parser(config: Config) -> Parser:
         usage="python -m jaxrl_scale.train [--config=FILE | --resume=RUN_DIR] [--OPTION=VALUE ...]",
         description=_DESCRIPTION,
         epilog=_EPILOG,
-        formatter_class=_HelpFormatter,
     )
     parser.add_argument("--config", metavar="FILE", help="Python file with get_config()")
     parser.add_argument(
@@ -286,18 +256,3 @@ def _parse_literal(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
-
-
-def _unknown(config: Config, text: str) -> str:
-    """What is wrong with an argument that the parser does not know."""
-    name = text.split("=")[0]
-    fields = ["config", "resume", "help", *flatten(config), *vars(Launch())]
-    # Compared without what precedes a dot too, so that --learning_rate finds
-    # --algo.learning_rate.
-    known = {field.split(".")[-1]: field for field in fields} | {field: field for field in fields}
-    near = difflib.get_close_matches(name.strip("-").lower(), list(known), 1, 0.6)
-    known["env_kwargs"] = "env_kwargs.NAME"
-    hint = f"; did you mean --{known[near[0]]}?" if near else "; --help lists the options"
-    if text.startswith("-"):
-        return f"unknown option {one_line(name)}{hint}"
-    return f"unexpected argument {text!r}: options are written --name=value{hint}"

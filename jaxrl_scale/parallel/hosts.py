@@ -22,12 +22,10 @@ from concurrent.futures import Future
 from typing import Any, NoReturn
 
 from jaxrl_scale.config import Launch
-from jaxrl_scale.errors import RunError
+from jaxrl_scale.errors import LOST, RunError
 from jaxrl_scale.parallel.cluster import Cluster
 from jaxrl_scale.parallel.machine import machine_id, node_name
 
-LOST = 75
-"""Exit status when another process was lost: EX_TEMPFAIL, worth starting again."""
 _LONGEST_MESSAGE = 2**26  # bytes
 _LAST = "done"
 

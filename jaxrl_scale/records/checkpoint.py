@@ -45,7 +45,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_scale.errors import RunError
+from jaxrl_scale.errors import INPUT_OUTPUT_ERROR, RunError
 from jaxrl_scale.parallel.hosts import Hosts
 from jaxrl_scale.types import PyTree, Span
 
@@ -54,7 +54,6 @@ Found = tuple[int, PyTree, dict[str, Any]]
 Own = dict[str, tuple[Span, ...]]
 
 _RECORD = "_CHECKPOINT_METADATA"  # where orbax puts custom metadata
-_IO_ERROR = 74  # exit status; EX_IOERR of sysexits.h
 
 
 class Checkpoints:
@@ -79,7 +78,7 @@ class Checkpoints:
                 raise PermissionError(errno.EACCES, "folder is not writable")
         except OSError as error:
             message = f"cannot save checkpoints in {self.directory}: {_reason(error)}"
-            raise RunError(message, _IO_ERROR) from error
+            raise RunError(message, INPUT_OUTPUT_ERROR) from error
         if self.hosts.leader:
             _remove_leftovers(self.directory)
         self.folder_is_shared = _is_shared(self.directory, self.hosts)
@@ -158,7 +157,7 @@ class Checkpoints:
         except Exception as error:
             _remove_leftovers(self.directory, path.name)  # make room on a full disk
             message = f"cannot save checkpoint {path}: {_reason(error)}"
-            raise RunError(message, _IO_ERROR) from error
+            raise RunError(message, INPUT_OUTPUT_ERROR) from error
 
     def _described(
         self, state: PyTree, record: dict[str, Any]
@@ -311,7 +310,7 @@ def _search(
         damaged.append(path)
     if damaged:
         message = f"none of the {len(damaged)} checkpoints in {directory} is whole"
-        raise RunError(message, _IO_ERROR)
+        raise RunError(message, INPUT_OUTPUT_ERROR)
     return None, []
 
 

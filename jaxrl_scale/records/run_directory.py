@@ -33,10 +33,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from jaxrl_scale.errors import RunError
-
-INPUT_OUTPUT_ERROR = 74
-"""Exit status: EX_IOERR of sysexits.h."""
+from jaxrl_scale.errors import INPUT_OUTPUT_ERROR, RunError
 
 _PACKAGES = (
     *("jaxrl_scale", "jax", "jaxlib", "flax", "optax", "chex", "orbax-checkpoint", "numpy"),

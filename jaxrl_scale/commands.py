@@ -1,0 +1,109 @@
+"""What the four commands share: a parser that answers a mistake in one line, and how they end."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from jaxrl_scale.errors import INTERRUPTED, RunError, closest, nearest, one_line
+
+
+def run(
+    command: Callable[[list[str]], int],
+    argv: Sequence[str] | None = None,
+    interrupted: str = "interrupted",
+) -> int:
+    """Run a command and return its exit status.
+
+    A `RunError` becomes one line and its status, Ctrl-C becomes the line ``interrupted`` and
+    status 130. Libraries' warnings are not shown, unless Python was started with ``-W``.
+
+    Args:
+      command: takes the arguments and returns the exit status.
+      argv: the arguments; by default those of this process.
+      interrupted: what is printed after Ctrl-C.
+    """
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")
+    try:
+        return command(list(sys.argv[1:] if argv is None else argv))
+    except RunError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.status
+    except KeyboardInterrupt:
+        print(interrupted, file=sys.stderr)
+        return INTERRUPTED
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Shows options as they are best written, ``--name=VALUE``."""
+
+    def __init__(self, prog: str, **kwargs: Any):
+        super().__init__(prog, **{"max_help_position": 32, **kwargs})
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if action.nargs == 0 or not action.option_strings:
+            return super()._format_action_invocation(action)
+        names = ", ".join(action.option_strings)
+        choices = "{" + ",".join(map(str, action.choices)) + "}" if action.choices else ""
+        value = action.metavar or choices or action.dest.upper()
+        return f"{names}[={value}]" if action.nargs == "?" else f"{names}={value}"
+
+
+class Parser(argparse.ArgumentParser):
+    """An argparse parser that abbreviates nothing and raises a `RunError` of one line.
+
+    An option that does not exist is answered with the nearest one, or else with ``elsewhere``.
+    """
+
+    def __init__(self, *, elsewhere: str = "--help lists the options", **kwargs: Any):
+        super().__init__(allow_abbrev=False, **{"formatter_class": HelpFormatter, **kwargs})
+        self._elsewhere = elsewhere
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        found, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            raise RunError(self._unknown(unknown[0]))
+        return found
+
+    def error(self, message: str) -> NoReturn:
+        message = one_line(message.removeprefix("argument "))
+        if missing := re.fullmatch(r"(--\S+): expected .*argument", message):
+            name = missing[1]
+            raise RunError(f"{name} needs a value; write {name}=VALUE")
+        if wrong := re.fullmatch(r"(--\S+): invalid choice: '(.*)' \(choose from (.*)\)", message):
+            name, value, choices = wrong[1], wrong[2], wrong[3].replace("'", "")
+            near = nearest(value, choices.split(", "))
+            raise RunError(f"{name}={value} should be one of {choices}{near}")
+        raise RunError(message)
+
+    def _unknown(self, text: str) -> str:
+        """What is wrong with an argument that the parser does not know."""
+        name = text.split("=")[0]
+        options = re.findall(r"^ +(?:-\w, )?--([\w.]+)", self.format_help(), re.MULTILINE)
+        # Compared without what precedes a dot too: --learning_rate finds --algo.learning_rate.
+        # NAME stands for any name, so that only what precedes it is compared.
+        known = {option.removesuffix(".NAME").split(".")[-1]: option for option in options}
+        known |= {option: option for option in options}
+        near = closest(name.strip("-"), list(known))
+        hint = f"did you mean --{known[near]}?" if near else self._elsewhere
+        if text.startswith("-"):
+            return f"unknown option {one_line(name)}; {hint}"
+        return f"unexpected argument {text!r}: options are written --name=value; {hint}"
+
+
+def whole_number(least: int = 1) -> Callable[[str], int]:
+    """A ``type`` for `Parser.add_argument`: whole numbers of at least ``least``."""
+
+    def convert(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(
+                f"{text!r} should be a whole number of at least {least}"
+            )
+        return int(text)
+
+    return convert
