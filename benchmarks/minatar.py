@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxrl_scale.records.log import read_rows
+from jaxrl_scale.records.rows import read_rows
 
 GAMES = {"breakout": "Breakout", "space_invaders": "SpaceInvaders"}
 EVERY = 320_000  # steps between the published points; the first is at 319,936

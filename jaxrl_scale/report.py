@@ -33,7 +33,7 @@ import numpy as np
 from jaxrl_scale import commands
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.figures.report_plots import Plot, learning_plots, metric_plots, speed_plots
-from jaxrl_scale.records.log import Row, read_rows
+from jaxrl_scale.records.rows import Row, read_rows
 from jaxrl_scale.records.run_directory import io_errors, short
 from jaxrl_scale.records.terminal import compact, duration, number
 

@@ -45,7 +45,7 @@ from jaxrl_scale.errors import UNFINISHED, RunError
 from jaxrl_scale.figures.report_plots import RESAMPLES, bootstrap_interval
 from jaxrl_scale.options import largest_divisor
 from jaxrl_scale.parallel.machine import free_port, visible_cores, visible_gpus
-from jaxrl_scale.records.log import read_rows
+from jaxrl_scale.records.rows import read_rows
 from jaxrl_scale.records.run_directory import io_errors, plain, short, versions, write_atomically
 from jaxrl_scale.records.terminal import compact, duration, number
 

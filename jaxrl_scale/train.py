@@ -35,8 +35,9 @@ from jaxrl_scale.parallel.hosts import Hosts, join
 from jaxrl_scale.parallel.machine import free_memory, peak_memory_mb
 from jaxrl_scale.records import run_directory
 from jaxrl_scale.records.checkpoint import Checkpoints
-from jaxrl_scale.records.log import Metrics, Summary, read_rows
 from jaxrl_scale.records.progress import Clock, Progress
+from jaxrl_scale.records.row_writer import RowWriter
+from jaxrl_scale.records.rows import Summary, read_rows
 from jaxrl_scale.records.statistics import summarize
 from jaxrl_scale.records.terminal import Terminal
 
@@ -172,7 +173,7 @@ def _train(config: Config, name: str, resume: str | Path | None, clock: Clock, h
                 resumed_from=iteration,
                 hosts=hosts.names,
             )
-            log = Metrics(
+            log = RowWriter(
                 run,
                 config,
                 name,
@@ -348,7 +349,7 @@ def default_run_dir(name: str) -> str:
     return path if number == 1 else f"{path}-{number}"
 
 
-def close_after_error(log: Metrics, kind: type[BaseException] | None) -> None:
+def close_after_error(log: RowWriter, kind: type[BaseException] | None) -> None:
     """Keep the rows so far in all places; whoever interrupts does not wait for wandb."""
     if kind is not None and issubclass(kind, Exception):
         with suppress(RunError):  # a full disk has been told already

@@ -21,7 +21,8 @@ from jaxrl_scale.config import files
 from jaxrl_scale.loop.runner import Runner
 from jaxrl_scale.parallel.backend import place
 from jaxrl_scale.parallel.machine import free_port
-from jaxrl_scale.records import checkpoint, log
+from jaxrl_scale.records import checkpoint
+from jaxrl_scale.records import rows as records
 
 TESTS = Path(__file__).parent
 REPOSITORY = TESTS.parent
@@ -174,8 +175,8 @@ def well(done: Done) -> Done:
 
 def rows(run_dir: Path) -> list[dict[str, Any]]:
     """The rows of metrics without their timings."""
-    whole = log.read_rows(run_dir / "metrics.jsonl")
-    return [{k: v for k, v in row.items() if k not in log.TIMINGS} for row in whole]
+    whole = records.read_rows(run_dir / "metrics.jsonl")
+    return [{k: v for k, v in row.items() if k not in records.TIMINGS} for row in whole]
 
 
 def summary(run_dir: Path) -> dict[str, Any]:
@@ -187,7 +188,7 @@ def events(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     read = EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"scalars": 0}).Reload()
-    timings = {log.TAGS.get(name) for name in log.TIMINGS}
+    timings = {records.TAGS.get(name) for name in records.TIMINGS}
     return {
         tag: [(e.step, e.value) for e in read.Scalars(tag)]
         for tag in read.Tags()["scalars"]

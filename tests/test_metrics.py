@@ -23,7 +23,8 @@ import pytest
 
 from jaxrl_scale.config import Config
 from jaxrl_scale.errors import RunError
-from jaxrl_scale.records import log, run_directory, terminal, wandb_log
+from jaxrl_scale.records import row_writer, run_directory, terminal, wandb_log
+from jaxrl_scale.records import rows as records
 
 needs_full_device = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux only")
 REPOSITORY = Path(__file__).parents[1]
@@ -62,7 +63,7 @@ def row(iteration, **more):
 
 
 def write(run, config, iterations, **arguments):
-    sink = log.Metrics(run, config, "test", **arguments)
+    sink = row_writer.RowWriter(run, config, "test", **arguments)
     for iteration in iterations:
         sink.log(row(iteration))
     sink.close(None, 0)
@@ -121,7 +122,7 @@ def test_a_place_where_nothing_can_be_written_is_an_input_output_error(tmp_path)
 def test_two_processes_cannot_use_one_directory_and_a_killed_one_frees_it(tmp_path):
     code = """
 import sys, time, pathlib
-from jaxrl_scale import run_directory
+from jaxrl_scale.records import run_directory
 run = run_directory.create(pathlib.Path(sys.argv[1]))
 run.write_json("config.json", {})
 print("ready", flush=True)
@@ -224,19 +225,19 @@ def test_the_commit_is_that_of_this_package_and_of_no_repository_around_it(tmp_p
 def test_a_torn_last_line_is_left_out_and_any_other_damage_is_told(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"iteration": 1}\n{"iteration": 2}\n{"iterat')
-    assert log.read_rows(path) == [{"iteration": 1}, {"iteration": 2}]
+    assert records.read_rows(path) == [{"iteration": 1}, {"iteration": 2}]
     path.write_bytes(b'{"iteration": 1}\n' + bytes(7))  # what a crashed ext4 may leave
-    assert log.read_rows(path) == [{"iteration": 1}]
+    assert records.read_rows(path) == [{"iteration": 1}]
     path.write_text('{"iterat\n{"iteration": 2}\n')
     with pytest.raises(RunError, match="line 1 is damaged"):
-        log.read_rows(path)
-    assert log.read_rows(tmp_path / "absent") == []
+        records.read_rows(path)
+    assert records.read_rows(tmp_path / "absent") == []
 
 
 def test_a_row_is_in_the_file_as_soon_as_it_is_logged(run):
-    sink = log.Metrics(run, QUIET, "test")
+    sink = row_writer.RowWriter(run, QUIET, "test")
     sink.log(row(1, loss=float("nan"), per_seed={"return": np.array([1.0, np.nan])}))
-    [read] = log.read_rows(run.metrics)
+    [read] = records.read_rows(run.metrics)
     assert read == row(1, loss=None, per_seed={"return": [1.0, None]})
     sink.close(None, 0)
 
@@ -261,7 +262,7 @@ def test_a_resumed_run_leaves_the_files_of_one_that_never_stopped(tmp_path):
 
 
 def test_the_summary_is_written_and_that_of_a_shorter_run_is_removed_on_resume(run):
-    sink = log.Metrics(run, QUIET, "test")
+    sink = row_writer.RowWriter(run, QUIET, "test")
     sink.log(row(1))
     sink.close({"status": "done", "return_100": float("nan")}, 0)
     assert run.read_json("summary.json") == {"status": "done", "return_100": None}
@@ -272,7 +273,7 @@ def test_the_summary_is_written_and_that_of_a_shorter_run_is_removed_on_resume(r
 @needs_full_device
 def test_a_full_disk_is_told_in_one_line(run):
     run.metrics.symlink_to("/dev/full")
-    sink = log.Metrics(run, QUIET, "test")
+    sink = row_writer.RowWriter(run, QUIET, "test")
     with pytest.raises(RunError, match=r"cannot write .*metrics\.jsonl: No space left") as error:
         sink.log(row(1))
     assert error.value.status == 74
@@ -280,7 +281,7 @@ def test_a_full_disk_is_told_in_one_line(run):
 
 
 def test_what_a_disk_still_took_when_it_filled_up_can_be_read(run):
-    sink = log.Metrics(run, QUIET, "test")
+    sink = row_writer.RowWriter(run, QUIET, "test")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:
@@ -290,7 +291,7 @@ def test_what_a_disk_still_took_when_it_filled_up_can_be_read(run):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     sink.close(None, 74)
     assert run.metrics.stat().st_size == 1000
-    rows = log.read_rows(run.metrics)
+    rows = records.read_rows(run.metrics)
     assert [r["iteration"] for r in rows] == list(range(1, len(rows) + 1))
     assert len(rows) > 3
 
@@ -311,7 +312,7 @@ def read_events(run):
 
 def test_tensorboard_shows_the_rows_under_grouped_tags_over_steps_of_one_agent(run):
     config = dataclasses.replace(QUIET, tensorboard=True, num_seeds=4)
-    sink = log.Metrics(run, config, "test")
+    sink = row_writer.RowWriter(run, config, "test")
     spread = {"return": [1.0, 9.0, None, 4.0], "loss": [1.0, 2.0, None, 3.0]}
     sink.log(row(1, per_seed=spread, failed=[2], beta=0.5, policy_loss=float("nan")))
     sink.log(row(2))
@@ -338,11 +339,13 @@ def test_a_disk_that_is_full_for_tensorboard_is_told_and_hangs_nothing(run, monk
 
     full = open("/dev/full", "wb")  # noqa: SIM115
     monkeypatch.setattr(record_writer, "open_file", lambda _: full)
-    monkeypatch.setattr(log, "_FLUSH_SECONDS", 0.0)
-    sink = log.Metrics.__new__(log.Metrics)  # the constructor's own flush fails first
+    monkeypatch.setattr(row_writer, "_FLUSH_SECONDS", 0.0)
+    sink = row_writer.RowWriter.__new__(
+        row_writer.RowWriter
+    )  # the constructor's own flush fails first
     sink._run, sink._num_seeds, sink.wandb = run, 1, None
     sink._file = open(run.metrics, "ab", buffering=0)  # noqa: SIM115
-    sink._events = log._Events(run.tensorboard)
+    sink._events = row_writer._Events(run.tensorboard)
     with pytest.raises(RunError, match=r"cannot write .*tensorboard: No space left"):
         sink.log(row(1))
     with pytest.raises(RunError, match=r"cannot write .*tensorboard: No space left"):
@@ -403,7 +406,7 @@ def wandb_rows(folder):
 def test_wandb_offline_holds_the_rows_and_a_resumed_run_keeps_its_id(run, capfd):
     config = dataclasses.replace(QUIET, wandb="offline", seed=7)
     said = []
-    sink = log.Metrics(run, config, "test", say=said.append)
+    sink = row_writer.RowWriter(run, config, "test", say=said.append)
     for iteration in (1, 2, 3):
         sink.log(row(iteration))
     sink.close({"status": "stopped", "env_steps": 3000}, 75)
@@ -472,16 +475,17 @@ def test_training_goes_on_when_wandb_breaks(run, monkeypatch):
     said = []
     sink = write(run, dataclasses.replace(QUIET, wandb="offline"), [1, 2], say=said.append)
     assert said == ["wandb: off, for no such luck; metrics.jsonl has everything"]
-    assert len(log.read_rows(run.metrics)) == 2
+    assert len(records.read_rows(run.metrics)) == 2
     assert "wandb" not in sink.places()
 
 
 RUN_WITH_WANDB = """
 import sys, time, pathlib
-from jaxrl_scale import config, metrics, run_directory, wandb_sink
-wandb_sink.INIT_SECONDS = 2
+from jaxrl_scale import config
+from jaxrl_scale.records import row_writer, run_directory, wandb_log
+wandb_log.INIT_SECONDS = 2
 run = run_directory.create(pathlib.Path(sys.argv[1]))
-sink = metrics.Metrics(run, config.Config(wandb=sys.argv[2]), "test")
+sink = row_writer.RowWriter(run, config.Config(wandb=sys.argv[2]), "test")
 sink.log({"iteration": 1, "env_steps": 10, "time": 1.8e9, "loss": 1.0})
 sink.close(None, 0)
 """
@@ -572,7 +576,7 @@ def test_without_a_terminal_there_are_about_twenty_plain_lines():
 def test_the_bar_is_live_in_a_terminal_and_gives_the_cursor_back():
     code = """
 import time
-from jaxrl_scale import config, terminal
+from jaxrl_scale.records import terminal
 from tests.test_metrics import QUIET, row, summary
 shown = terminal.Terminal(QUIET)
 shown.start("headline")

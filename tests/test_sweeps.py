@@ -14,7 +14,7 @@ from wandb import wandb_agent
 
 from jaxrl_scale.config import command_line, files
 from jaxrl_scale.errors import RunError
-from jaxrl_scale.records import log
+from jaxrl_scale.records import rows as records
 
 REPOSITORY = Path(__file__).parents[1]
 SWEEPS = sorted((REPOSITORY / "configs" / "sweeps").glob("*.yaml"))
@@ -108,7 +108,7 @@ def test_the_sweep_says_what_wandb_needs_to_know(path):
 
 def test_the_metric_is_one_that_the_trainer_logs_and_is_maximized(path):
     metric = read(path)["metric"]
-    tags = {tag: name for name, tag in log.TAGS.items()}
+    tags = {tag: name for name, tag in records.TAGS.items()}
     assert tags[metric["name"]] in ("return", "return_100", "eval_return")
     assert metric["goal"] == "maximize"
 
@@ -157,4 +157,4 @@ def test_the_agent_runs_the_trainer_and_wandb_gets_the_metric(path, tmp_path):
     )
     assert sweep["metric"]["name"].encode() in logged
     rows = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    assert log.scalars(json.loads(rows[-1]))[sweep["metric"]["name"]] is not None
+    assert records.scalars(json.loads(rows[-1]))[sweep["metric"]["name"]] is not None

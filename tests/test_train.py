@@ -38,7 +38,8 @@ from jaxrl_scale import train as train_function
 from jaxrl_scale.config import files
 from jaxrl_scale.loop.runner import Runner
 from jaxrl_scale.parallel import backend
-from jaxrl_scale.records import log, progress
+from jaxrl_scale.records import progress
+from jaxrl_scale.records import rows as records
 
 STOPPED, NOT_FINITE, MISTAKE, IO_ERROR = 75, 3, 2, 74
 
@@ -118,8 +119,8 @@ def test_the_summary_has_the_documented_schema(reference):
     path, *_ = reference
     result = summary(path)
     evaluation = result.pop("evaluation")
-    assert result.keys() == log.Summary.__annotations__.keys() - {"evaluation"}
-    assert evaluation.keys() == log.Evaluation.__annotations__.keys()
+    assert result.keys() == records.Summary.__annotations__.keys() - {"evaluation"}
+    assert evaluation.keys() == records.Evaluation.__annotations__.keys()
     assert result["status"] == "done"
     assert result["iterations"] == 24
     assert result["failed"] == []
@@ -146,7 +147,7 @@ def test_env_steps_count_valid_steps_only(reference):
 def test_times_are_counted_from_the_start_of_the_process(reference):
     path, _, started, ended = reference
     result = summary(path)
-    first = log.read_rows(path / "metrics.jsonl")[0]
+    first = records.read_rows(path / "metrics.jsonl")[0]
     assert first["time"] - first["wall_seconds"] == pytest.approx(started, abs=1.0)
     assert result["compile_seconds"] < result["seconds_to_target"] < result["wall_seconds"]
     assert result["wall_seconds"] < ended - started + 1
@@ -641,9 +642,9 @@ def test_more_devices_than_there_are_is_told_in_one_line(capfd, monkeypatch, tmp
 NOTEBOOK = """
 import json, signal, sys, threading
 from jaxrl_scale import Config, train
-from jaxrl_scale import config as cfg
+from jaxrl_scale.config import command_line
 
-config = cfg.load(sys.argv[1:])[0]
+config = command_line.load(sys.argv[1:])[0]
 assert isinstance(config, Config)
 watched = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 before = [signal.getsignal(s) for s in watched]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_scale.records.log import TIMINGS, Row
+from jaxrl_scale.records.rows import TIMINGS, Row
 from jaxrl_scale.records.terminal import compact, duration
 
 if TYPE_CHECKING:

@@ -4,11 +4,11 @@
 ``config.json``     the resolved config; a directory that has it holds a run
 ``run.json``        ``{"starts": [...]}``: one entry for the start and for each resume, with
                     command, host, versions, devices, commit (see `RunDirectory.record_start`)
-``metrics.jsonl``   the rows of metrics (see `jaxrl_scale.records.log`)
+``metrics.jsonl``   the rows of metrics (see `jaxrl_scale.records.rows`)
 ``tensorboard/``    the same rows as TensorBoard events
 ``wandb.json``      the wandb run's id; ``wandb/`` what wandb writes
 ``checkpoints/``    see `jaxrl_scale.records.checkpoint`
-``summary.json``    the result (see `jaxrl_scale.records.log.Summary`)
+``summary.json``    the result (see `jaxrl_scale.records.rows.Summary`)
 ``.lock``           locked by the process that uses the directory, and naming it
 ==================  ================================================================
 """

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import numpy as np
 
-from jaxrl_scale.records.log import Evaluation
+from jaxrl_scale.records.rows import Evaluation
 
 
 def summarize(returns: np.ndarray, failed: Collection[int] = ()) -> Evaluation:

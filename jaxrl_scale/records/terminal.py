@@ -1,6 +1,6 @@
 """What a run prints: a live progress bar, or plain lines where no terminal is, and a table.
 
-All of it goes to standard output. Numbers are those of the rows (see `jaxrl_scale.records.log`).
+All of it goes to standard output. Numbers are those of the rows (see `jaxrl_scale.records.rows`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, TextIO
 
 from jaxrl_scale.config import Config
-from jaxrl_scale.records.log import Row, Summary
+from jaxrl_scale.records.rows import Row, Summary
 
 _PLAIN_LINES = 20
 _WORST_SEEDS = 3

@@ -1,0 +1,117 @@
+"""What a run records: its rows of metrics and its summary.
+
+A **row** is a flat dict: ``iteration``, ``env_steps`` (valid steps of all agents), ``time``
+(Unix seconds), ``wall_seconds``, ``steps_per_second``, ``episodes``, ``return`` and
+``length`` (means of the episodes that ended since the last row), ``return_100`` (mean return
+of the last 100 episodes), the algorithm's metrics, and ``eval_return`` where an evaluation
+was due. With several agents each number is the interquartile mean over them, ``per_seed``
+holds ``{metric: [one per agent]}`` and ``failed`` the indices of agents whose loss is no
+longer finite. ``null`` stands for what does not exist and for NaN and infinities, which JSON
+does not know.
+
+``metrics.jsonl``, one row a line, is the truth. TensorBoard's events are derived from it;
+both are cut back when a run is resumed, so that they read as if it had never stopped. wandb
+takes no row back: see `jaxrl_scale.records.wandb_log`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, TypedDict
+
+from jaxrl_scale.errors import RunError
+from jaxrl_scale.records.run_directory import short
+
+Row = dict[str, Any]
+
+TIMINGS = frozenset({"time", "wall_seconds", "steps_per_second", "compile_seconds"})
+"""Keys of a row that the clock decides; in all others identical runs are identical."""
+
+TAGS = {
+    "return": "episode/return",
+    "return_100": "episode/return_100",
+    "length": "episode/length",
+    "episodes": "episode/count",
+    "eval_return": "evaluation/return",
+    "eval_length": "evaluation/length",
+    "loss": "loss/total",
+    "policy_loss": "loss/policy",
+    "value_loss": "loss/value",
+    "entropy": "policy/entropy",
+    "approx_kl": "policy/approx_kl",
+    "clip_fraction": "policy/clip_fraction",
+    "explained_variance": "value/explained_variance",
+    "learning_rate": "optimizer/learning_rate",
+    "grad_norm": "optimizer/grad_norm",
+    "param_norm": "optimizer/param_norm",
+    "updates": "optimizer/updates",
+    "iteration": "time/iteration",
+    "wall_seconds": "time/wall_seconds",
+    "steps_per_second": "time/steps_per_second",
+    "compile_seconds": "time/compile_seconds",
+}
+"""Names in TensorBoard and wandb; ``algo/<name>`` for what is not listed. The horizontal axis
+is ``env_steps`` of one agent. With several agents ``seeds/<metric>_min`` and ``_max`` show the
+spread of the returns, ``seeds/failed`` the number of those that failed."""
+
+_NOT_DRAWN = ("env_steps", "time", "per_seed", "failed")
+_SPREAD = ("return", "return_100", "eval_return")
+
+
+class Evaluation(TypedDict):
+    """Returns of the final evaluation, over agents (and over episodes where there is one)."""
+
+    mean: float | None
+    iqm: float | None  # interquartile mean
+    # The 95 % interval of the IQM; of the mean where there is one agent.
+    ci95: tuple[float | None, float | None]
+    episodes: int  # of each agent
+    per_seed: list[float | None]  # each agent's mean return; None where it failed
+
+
+class Summary(TypedDict, total=False):
+    """``summary.json``: the result of a run. Times are of all its starts together."""
+
+    status: str  # done, stopped (by a signal, saved) or failed (no agent's loss is finite)
+    iterations: int  # done, of those that the config asks for
+    num_seeds: int
+    failed: list[int]  # members (seed - config.seed) whose loss was no longer finite
+    env_steps: int  # valid steps of all agents
+    return_100: float | None  # training return of the last 100 episodes; IQM over agents
+    evaluation: Evaluation | None
+    target_return: float | None
+    seconds_to_target: float | None  # from the start of the process, compilation included
+    wall_seconds: float  # all of it: compilation, training, evaluation
+    compile_seconds: float
+    steps_per_second: float  # env_steps over the time that is not compilation
+    peak_memory_mb: float  # of the process on CPUs, of one device on GPUs
+
+
+# --- rows -----------------------------------------------------------------------------------
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a ``metrics.jsonl``; a last line that was torn by a crash is left out."""
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    rows = []
+    for number, line in enumerate(lines, 1):
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            if number < len(lines):
+                raise RunError(f"{short(path)}, line {number} is damaged") from None
+    return rows
+
+
+def scalars(row: Row) -> dict[str, float]:
+    """What TensorBoard and wandb draw of a row: tag and number."""
+    drawn = {TAGS.get(k, f"algo/{k}"): v for k, v in row.items() if k not in _NOT_DRAWN}
+    per_seed = row.get("per_seed") or {}
+    for metric in _SPREAD:
+        if values := [v for v in per_seed.get(metric, ()) if v is not None]:
+            drawn[f"seeds/{metric}_min"] = min(values)
+            drawn[f"seeds/{metric}_max"] = max(values)
+    if "failed" in row:
+        drawn["seeds/failed"] = len(row["failed"])
+    return {tag: v for tag, v in drawn.items() if isinstance(v, int | float)}
