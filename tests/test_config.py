@@ -792,7 +792,8 @@ def test_jax_starts_no_backend_before_the_devices_are_set():
     code = """
 from jax._src import xla_bridge
 from jaxrl_scale import config
-config.make_env(config.load(["--config=configs/acrobot.py"])[0])
+from jaxrl_scale.config import command_line
+config.make_env(command_line.load(["--config=configs/acrobot.py"])[0])
 assert not xla_bridge.backends_are_initialized()
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=REPOSITORY, timeout=120)

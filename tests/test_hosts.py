@@ -223,7 +223,7 @@ def test_a_process_alone_shares_with_itself():
 
 FAILING = """
 import asyncio, sys, time
-from jaxrl_scale import hosts
+from jaxrl_scale.parallel import cluster, hosts
 from jaxrl_scale.config import Launch
 
 drain = asyncio.StreamWriter.drain
@@ -234,7 +234,7 @@ async def drain_slowly(writer):
 
 asyncio.StreamWriter.drain = drain_slowly
 k, who, port = map(int, sys.argv[1:])
-link = hosts.join(hosts.Cluster(3, k, "127.0.0.1", port), Launch())
+link = hosts.join(cluster.Cluster(3, k, "127.0.0.1", port), Launch())
 link.share("all are here", None)
 if k == who:
     time.sleep(0.3)
