@@ -7,7 +7,7 @@
 Trains ``configs/<algo>_<environment>.py`` (PPO's is ``configs/<environment>.py``) in
 ``runs/algorithms`` and prints a row for each: the final greedy evaluation over 128 episodes of each
 seed. What was trained before is not trained again, and what was interrupted goes on. A seed fails
-below the target of `TASKS`. LunarLander is judged in real Gymnasium (500 episodes of each seed);
+below its target in ``targets.py``. LunarLander is judged in real Gymnasium (500 episodes of each seed);
 with ``--transfer`` the first ten policies of the others are played there too, 256 episodes each:
 the pooled means should differ by at most max(3 standard errors, 1 point).
 """
@@ -22,44 +22,18 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from targets import TARGETS
+
 from jaxrl_scale import config as cfg
 from jaxrl_scale.config import command_line, files
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 ALGOS = ("ppo", "a2c", "impala", "dqn", "apex", "pqn")
-REPLAYING = {"dqn", "apex"}  # a seed takes minutes
-
-
-class Task(NamedTuple):
-    """One environment: how many seeds, and what each of them should reach."""
-
-    seeds: int
-    targets: dict[str, float]  # by algorithm
-    in_gymnasium: bool = False  # judged there
-
-
-TASKS = {
-    "cartpole": Task(64, dict.fromkeys(ALGOS, 490.0)),
-    "acrobot": Task(
-        64,
-        {"ppo": -100.0, "a2c": -90.0, "impala": -90.0, "dqn": -85.0, "apex": -80.0, "pqn": -85.0},
-    ),
-    "mountain_car": Task(64, dict.fromkeys(ALGOS, -130.0)),
-    "pendulum": Task(64, {"ppo": -300.0}),
-    "lunar_lander": Task(
-        8,
-        {"ppo": 240.0, "a2c": 200.0, "impala": 200.0, "dqn": 220.0, "apex": 240.0, "pqn": 240.0},
-        in_gymnasium=True,
-    ),
-    "memory_chain": Task(16, {"ppo": 0.95}),
-    "breakout": Task(8, {}),
-    "space_invaders": Task(8, {}),
-}
-
-
-def seeds_of(algo: str, environment: str) -> int:
-    """How many seeds are trained where nobody asks for another number."""
-    return min(TASKS[environment].seeds, 16) if algo in REPLAYING else TASKS[environment].seeds
+ENVIRONMENTS = (
+    *("cartpole", "acrobot", "mountain_car", "pendulum", "lunar_lander", "memory_chain"),
+    *("breakout", "space_invaders"),
+)
+JUDGED_IN_GYMNASIUM = ("lunar_lander",)
 
 
 class Row(NamedTuple):
@@ -129,13 +103,9 @@ def played(run: Path, where: str, episodes: int, policies: int) -> dict[str, Any
 
 
 def row_of(algo: str, environment: str, run: Path, transfer: bool) -> Row:
-    task, summary, config = (
-        TASKS[environment],
-        read(run / "summary.json"),
-        read(run / "config.json"),
-    )
+    summary, config = read(run / "summary.json"), read(run / "config.json")
     result, gymnasium = summary["evaluation"], ""
-    if task.in_gymnasium:
+    if environment in JUDGED_IN_GYMNASIUM:
         result = played(run, "gymnasium", 500, config["num_seeds"])
         gymnasium = f"{result['mean']:.1f} ± {result['standard_error']:.1f}"
     elif transfer and cfg.make_env(files.read_json(run / "config.json")).spec.gymnasium_id:
@@ -146,7 +116,7 @@ def row_of(algo: str, environment: str, run: Path, transfer: bool) -> Row:
         verdict = "same" if abs(difference) <= max(3 * error, 1.0) else "DIFFERENT"
         gymnasium = f"{difference:+.2f} ± {error:.2f}: {verdict}"
     scores = [-math.inf if x is None else x for x in result["per_seed"]]
-    target = task.targets.get(algo)
+    target = TARGETS.get(config_of(algo, environment).stem)
     digits = 1 if max(map(abs, result["ci95"])) >= 10 else 2
     centre, low, high, worst = (
         f"{x:.{digits}f}" for x in (result["iqm"], *result["ci95"], min(scores))
@@ -157,12 +127,16 @@ def row_of(algo: str, environment: str, run: Path, transfer: bool) -> Row:
         seeds=f"{len(scores)}",
         score=f"{centre} ({low} to {high})",
         worst=worst,
-        failed="" if target is None else f"{sum(x < target for x in scores)} below {target:g}",
+        failed="" if target is None else failures(scores, target.target),
         gymnasium=gymnasium,
         steps=f"{summary['env_steps'] / len(scores) / 1e6:.2f}M",
         speed=f"{summary['steps_per_second']:,.0f}",
         seconds=f"{summary['wall_seconds']:,.0f}",
     )
+
+
+def failures(scores: list[float], target: float) -> str:
+    return f"{sum(x < target for x in scores)} below {target:g}"
 
 
 def line(row: Row) -> str:
@@ -172,9 +146,9 @@ def line(row: Row) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--algos", nargs="+", choices=ALGOS, default=ALGOS)
-    parser.add_argument("--environments", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--environments", nargs="+", choices=ENVIRONMENTS, default=ENVIRONMENTS)
     parser.add_argument("--seed", type=int, default=0, help="the first [0]")
-    parser.add_argument("--num_seeds", type=int, help="how many [64, 16 or 8]")
+    parser.add_argument("--num_seeds", type=int, help="how many [as in targets.py, else 8]")
     parser.add_argument("--runs", type=Path, default=Path("runs/algorithms"))
     parser.add_argument("--transfer", action="store_true", help="ten policies in Gymnasium too")
     parser.add_argument("--no-train", action="store_true", help="only the rows of finished runs")
@@ -187,7 +161,8 @@ def main() -> None:
                 continue
             run = args.runs / f"{config.stem}-{args.seed}"
             if not args.no_train:
-                train(config, run, args.seed, args.num_seeds or seeds_of(algo, environment))
+                known = TARGETS.get(config.stem)
+                train(config, run, args.seed, args.num_seeds or (known.seeds if known else 8))
             if finished(run):
                 print(line(row_of(algo, environment, run, args.transfer)), flush=True)
 
