@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from jaxrl_scale.loop import rollout
-from jaxrl_scale.loop.runner import EVALUATE, member_key
+from jaxrl_scale.loop.keys import EVALUATE, member_key
 from jaxrl_scale.parallel.placement import Placement
 from jaxrl_scale.types import Algorithm, Array, Environment, Key, PyTree
 

@@ -14,23 +14,9 @@ import numpy as np
 from jaxrl_scale import algos
 from jaxrl_scale.config import Config
 from jaxrl_scale.loop import rollout
+from jaxrl_scale.loop.keys import COLLECT, INIT, UPDATE, member_key
 from jaxrl_scale.parallel.placement import Placement, first_on_host
-from jaxrl_scale.types import Algorithm, Array, Environment, Key, Metrics, PyTree
-
-# What random numbers are drawn for. Keys derive from seed, purpose, iteration and global shard
-# index, so that a resume needs no saved key and a device count changes none.
-INIT, COLLECT, UPDATE, EVALUATE = range(4)
-
-
-def member_key(seed: Array, purpose: int, iteration: Array | int = 0) -> Key:
-    """The key of one member for one purpose, the same on all devices.
-
-    The two words of the key are the seed and the iteration with the purpose: different keys
-    are all that a counter-based generator needs, and hashing them would cost compilation.
-    """
-    word = jnp.asarray(iteration, jnp.uint32) * 4 + purpose
-    words = jnp.stack([jnp.asarray(seed, jnp.uint32), word])
-    return jax.random.wrap_key_data(words, impl="threefry2x32")
+from jaxrl_scale.types import Algorithm, Array, Environment, Metrics, PyTree
 
 
 class Shared(NamedTuple):
