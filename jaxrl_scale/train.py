@@ -134,7 +134,7 @@ def _train(config: Config, name: str, resume: str | Path | None, clock: Clock, h
         terminal = Terminal(config, None if leader else leave.enter_context(open(os.devnull, "w")))
         leave.callback(terminal.close)
         hosts.before_end = terminal.close
-        checkpoints = Checkpoints(run.checkpoints, config.keep_checkpoints, hosts, placement.own)
+        checkpoints = Checkpoints(run.checkpoints, config.keep_checkpoints, hosts, runner.parts())
         leave.callback(checkpoints.close)
         checkpoints.warm_up()
         progress, iteration, saved = Progress(config.num_seeds), 0, None

@@ -131,6 +131,14 @@ class Span(NamedTuple):
     whole: int
 
 
+@dataclass(frozen=True)
+class Part:
+    """Which part of an array one process holds: a span for each of its leading axes, and all of
+    the axes after them. It is a dataclass so that JAX takes it for a leaf of a tree."""
+
+    spans: tuple[Span, ...] = ()
+
+
 Metrics = dict[str, Array]
 """Scalars by name, as an algorithm's ``update`` returns them: pooled, equal on all devices."""
 

@@ -207,7 +207,7 @@ def state(run_dir: Path, iteration: int | None = None) -> tuple[int, dict[str, n
     """A checkpoint, the newest if none is named: iteration and leaves by name."""
     iteration = iteration or max(checkpoints(run_dir))
     target = _abstract_state((run_dir / "config.json").read_text())
-    found, _ = checkpoint._read(run_dir / "checkpoints" / str(iteration), target, {})
+    found, _ = checkpoint._read(run_dir / "checkpoints" / str(iteration), target)
     leaves = jax.tree_util.tree_leaves_with_path(found)
     return iteration, {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
 

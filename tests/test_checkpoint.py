@@ -21,6 +21,7 @@ import pytest
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.records import checkpoint
 from jaxrl_scale.records.checkpoint import Checkpoints, kept, restore
+from jaxrl_scale.types import Part
 
 
 class Local(NamedTuple):
@@ -554,3 +555,14 @@ def test_a_folder_below_a_file_is_an_error_at_the_start(tmp_path):
     with pytest.raises(RunError, match=r"checkpoints in .*/file/run: Not a directory$") as e:
         Checkpoints(tmp_path / "file" / "run", keep=2)
     assert e.value.status == 74
+
+
+# --- several processes ----------------------------------------------------------------------
+
+
+def test_parts_that_do_not_name_every_leaf_of_the_state_are_refused(tmp_path):
+    parts = jax.tree.map(lambda _: Part(), state(1) | {"local": ()})
+    checkpoints = Checkpoints(tmp_path, 1, parts=parts)
+    checkpoints.save(1, state(1), {})
+    with pytest.raises(ValueError, match="does not have the leaves of the state"):
+        checkpoints.close()

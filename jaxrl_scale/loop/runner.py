@@ -16,7 +16,7 @@ from jaxrl_scale.config import Config
 from jaxrl_scale.loop import rollout
 from jaxrl_scale.loop.keys import COLLECT, INIT, UPDATE, member_key
 from jaxrl_scale.parallel.placement import Placement, first_on_host
-from jaxrl_scale.types import Algorithm, Array, Environment, Metrics, PyTree
+from jaxrl_scale.types import Algorithm, Array, Environment, Metrics, Part, PyTree
 
 
 class Shared(NamedTuple):
@@ -138,7 +138,7 @@ class Runner:
     @property
     def own_seeds(self) -> np.ndarray:
         """Those of the members that this process holds, ``[P_own]``."""
-        (members,) = self.placement.own["shared"]
+        members, _ = self.placement.held
         return self.seeds[members.start : members.stop]
 
     def _seeds(self) -> np.ndarray:
@@ -190,13 +190,23 @@ class Runner:
             jax.tree.map(lambda x: like(x, P, S, *x.shape[3:]), placed.local),
         )
 
+    def parts(self) -> PyTree:
+        """Which part of each array of the canonical state this process holds: the same tree, with
+        a `Part` for each array."""
+        members, shards = self.placement.held
+        shapes = self.abstract_state()
+        return State(
+            jax.tree.map(lambda _: Part((members,)), shapes.shared),
+            jax.tree.map(lambda _: Part((members, shards)), shapes.local),
+        )
+
     def place(self, state: State) -> State:
         """Of a canonical state the part of this process, placed on its devices."""
         split = self.placement
         return State(split.split_shared(state.shared), split.split_local(state.local))
 
     def fetch(self, state: State) -> State:
-        """Of the canonical state the part of this process (`Placement.own`), a copy on the host."""
+        """Of the canonical state the part of this process (see `parts`), a copy on the host."""
         join = self.placement
         joined = State(join.join_shared(state.shared), join.join_local(state.local))
         return jax.tree.map(np.array, joined)  # the next step takes the buffers back

@@ -39,9 +39,8 @@ class Placement:
         return len(self.devices) // len(self.at_hand)
 
     @property
-    def own(self) -> dict[str, tuple[Span, ...]]:
-        """Which members, and which of their shards, this process holds: for the two trees of
-        the canonical state the spans of their leading axes."""
+    def held(self) -> tuple[Span, Span]:
+        """Which agents, and which of their shards, this process holds."""
         first, count = self.devices.index(self.at_hand[0]), len(self.at_hand)
 
         def block(whole: int) -> Span:
@@ -53,7 +52,7 @@ class Placement:
             members = block(self.num_members)
         else:
             shards = block(self.num_shards)
-        return {"shared": (members,), "local": (members, shards)}
+        return members, shards
 
     def describe(self) -> str:
         """For people: ``2 cpu devices with 4 shards each, exact sums``."""

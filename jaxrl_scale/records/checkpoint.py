@@ -47,11 +47,10 @@ import numpy as np
 
 from jaxrl_scale.errors import INPUT_OUTPUT_ERROR, RunError
 from jaxrl_scale.parallel.hosts import Hosts
-from jaxrl_scale.types import PyTree, Span
+from jaxrl_scale.types import Part, PyTree
 
 Found = tuple[int, PyTree, dict[str, Any]]
 """Iteration, state, meta."""
-Own = dict[str, tuple[Span, ...]]
 
 _RECORD = "_CHECKPOINT_METADATA"  # where orbax puts custom metadata
 
@@ -63,15 +62,15 @@ class Checkpoints:
     half done is removed first. Raises `RunError` where nothing can be written.
 
     Args:
-      own: of a run of several processes, what this one holds: by the first part of an array's
-        name the spans of its leading axes. Arrays that are not named are held whole by all.
+      parts: of a run of several processes, which part of each array this one holds: the
+        state's tree with a `Part` for each array. Without it, all is held whole.
     """
 
     def __init__(
-        self, directory: Path, keep: int, hosts: Hosts | None = None, own: Own | None = None
+        self, directory: Path, keep: int, hosts: Hosts | None = None, parts: PyTree = None
     ):
         self.directory, self.keep = Path(directory).absolute(), keep
-        self.hosts, self.own = hosts or Hosts(), own or {}
+        self.hosts, self.parts = hosts or Hosts(), parts
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             if not os.access(self.directory, os.W_OK | os.X_OK):
@@ -119,7 +118,7 @@ class Checkpoints:
         """As the function `restore`. Damaged checkpoints are renamed to ``<iteration>.damaged``:
         not counted any more, not in the way of that iteration, and there to be looked at."""
         self.wait()
-        found, damaged = _search(self.directory, target, warn, best, self.hosts, self.own)
+        found, damaged = _search(self.directory, target, warn, best, self.hosts, self.parts)
         for path in damaged if self.hosts.leader else ():
             aside = path.with_name(f"{path.name}.damaged")
             shutil.rmtree(aside, ignore_errors=True)  # of an earlier time
@@ -164,8 +163,9 @@ class Checkpoints:
     ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         """The arrays that this process writes, and ``record`` with a description of each."""
         arrays, described = {}, {}
+        parts = _named_parts(self.parts, state)
         for name, value in _named_leaves(state).items():
-            x, spans = np.asarray(value), self.own.get(name.split("/")[0], ())
+            x, spans = np.asarray(value), parts[name].spans
             is_part = any(span.stop - span.start < span.whole for span in spans)
             if not (self.hosts.leader or is_part) and self.folder_is_shared:
                 continue  # what all processes hold whole, the first writes
@@ -208,7 +208,7 @@ def restore(
     and the next one taken. Raises `RunError` if all are damaged, or if a whole one is not
     like ``target``.
     """
-    return _search(Path(directory).absolute(), target, warn, best, Hosts(), {})[0]
+    return _search(Path(directory).absolute(), target, warn, best, Hosts())[0]
 
 
 # --- finding --------------------------------------------------------------------------------
@@ -285,7 +285,7 @@ def _search(
     warn: Callable[[str], None],
     best: bool,
     hosts: Hosts,
-    own: Own,
+    parts: PyTree = None,
 ) -> tuple[Found | None, list[Path]]:
     """What was found, and the damaged checkpoints that were met on the way."""
     paths = _newest_first(directory)
@@ -296,11 +296,11 @@ def _search(
     for path in (directory / name for name in names):
         state, meta, why = None, None, None
         try:
-            state, meta = _read(path, target, own)
+            state, meta = _read(path, target, parts)
         except _Damage as reason:
             if not hosts.several and not path.exists():
                 # The training process deleted it, so there are newer ones.
-                return _search(directory, target, warn, best, hosts, own)
+                return _search(directory, target, warn, best, hosts, parts)
             why = str(reason)
         reasons = hosts.share(f"read {path.name}", why)
         if not any(reasons):
@@ -314,7 +314,7 @@ def _search(
     return None, []
 
 
-def _read(path: Path, target: PyTree, own: Own) -> tuple[PyTree, dict[str, Any] | None]:
+def _read(path: Path, target: PyTree, held: PyTree = None) -> tuple[PyTree, dict[str, Any] | None]:
     """What this process is to hold of a checkpoint, and its ``meta``, ``None`` where only parts
     of it can be seen from here. ``target`` has the whole shapes."""
     wanted = _named_leaves(target)
@@ -329,7 +329,7 @@ def _read(path: Path, target: PyTree, own: Own) -> tuple[PyTree, dict[str, Any] 
         record = _read_record(part)
         if listed is None or record["crc32"] in listed:
             folders.append((part, record))
-    pieces = _Pieces(wanted, own)
+    pieces = _Pieces(wanted, _named_parts(held, target))
     for folder, record in folders:
         if needed := pieces.needed(record["arrays"]):
             partial = len(needed) < sum(0 not in x["shape"] for x in record["arrays"].values())
@@ -348,12 +348,12 @@ class _Pieces:
     A box is a range for each axis, in the numbering of the whole array.
     """
 
-    def __init__(self, wanted: dict[str, Any], own: Own):
+    def __init__(self, wanted: dict[str, Any], parts: dict[str, Part]):
         self.arrays: dict[str, np.ndarray] = {}
         self._boxes: dict[str, list[range]] = {}
         self._missing: dict[str, int] = {}  # numbers that no piece has brought yet
         for name, x in wanted.items():
-            spans = own.get(name.split("/")[0], ())
+            spans = parts[name].spans
             box = [range(span.start, span.stop) for span in spans]
             self._boxes[name] = box = box + [range(n) for n in x.shape[len(spans) :]]
             self.arrays[name] = np.zeros([len(axis) for axis in box], x.dtype)
@@ -424,6 +424,16 @@ def _named_leaves(tree: PyTree) -> dict[str, Any]:
     named = {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in leaves}
     if len(named) != len(leaves):
         raise ValueError("two leaves of the state have the same name")
+    return named
+
+
+def _named_parts(parts: PyTree, state: PyTree) -> dict[str, Part]:
+    """By an array's name the part of it that this process holds."""
+    if parts is None:
+        return dict.fromkeys(_named_leaves(state), Part())
+    named = _named_leaves(parts)
+    if named.keys() != _named_leaves(state).keys():
+        raise ValueError("the tree of parts does not have the leaves of the state")
     return named
 
 
