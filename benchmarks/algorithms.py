@@ -7,9 +7,10 @@
 Trains ``configs/<algo>_<environment>.py`` (PPO's is ``configs/<environment>.py``) in
 ``runs/algorithms`` and prints a row for each: the final greedy evaluation over 128 episodes of each
 agent. A config that is trained already is not trained again, and one that was interrupted goes on.
-An agent fails if it ends below its target in ``targets.py``. LunarLander is judged in real Gymnasium
-(500 episodes of each agent); with ``--transfer`` the first ten policies of the others are played
-there too, 256 episodes each: the two means should differ by at most max(3 standard errors, 1 point).
+An agent fails if it ends below its target in ``targets.py``. LunarLander is judged in real
+Gymnasium (500 episodes of each agent); with ``--transfer`` the first ten policies of the others are
+played there too, 256 episodes each: the two means should differ by at most max(3 standard errors, 1
+point).
 """
 
 from __future__ import annotations
