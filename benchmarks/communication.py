@@ -242,7 +242,7 @@ def iteration(file: str, growth: Fraction, seconds: float = 4.0) -> list[float]:
     once = -time.perf_counter()
     state, *_ = runner.step(state)
     once += time.perf_counter()
-    number = hosts.share("iterations", max(8, int(seconds / once)))[0]
+    number = hosts.gather("iterations", max(8, int(seconds / once)))[0]
     times = []
     for _ in range(number):
         began = time.perf_counter()
@@ -286,7 +286,7 @@ def sums(repeats: int = 40, window: float = 0.02) -> dict[str, list[list[float]]
 
             seconds(4)
             calls = int(window / seconds(8))
-            calls = hosts.share(f"{name} {size}", max(4, min(400, calls)))[0]
+            calls = hosts.gather(f"{name} {size}", max(4, min(400, calls)))[0]
             times[name].append([seconds(calls) for _ in range(repeats)])
     hosts.close()
     return times

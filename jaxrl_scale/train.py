@@ -11,7 +11,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 import types
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,12 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from jaxrl_scale import commands
 from jaxrl_scale import config as cfg
 from jaxrl_scale.config import Config, Launch, command_line, files
-from jaxrl_scale.errors import FINISHED, INTERRUPTED, NOT_FINITE, STOPPED, RunError
+from jaxrl_scale.errors import FINISHED, NOT_FINITE, STOPPED, RunError
 from jaxrl_scale.loop.agent import Agent, load
 from jaxrl_scale.loop.evaluator import Evaluator
 from jaxrl_scale.loop.runner import Runner
@@ -87,27 +84,12 @@ def train(
     clock = Clock(process_start or time.time(), config.target_return)
     cfg.check(config)
     hosts = join(find(launch, os.environ), launch)
-    try:
+    with hosts.end_together():
         return _train(config, name, resume, clock, hosts)
-    except RunError as error:
-        if not hosts.several:
-            raise
-        hosts.fail(str(error), error.status)
-    except KeyboardInterrupt:
-        if not hosts.several:
-            raise
-        hosts.fail(_INTERRUPTED, INTERRUPTED)
-    except Exception as error:
-        if not hosts.several:
-            raise
-        if isinstance(error, jax.errors.JaxRuntimeError):
-            hosts.await_verdict()
-        traceback.print_exc()
-        hosts.fail(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}", 1)
 
 
 def _train(config: Config, name: str, resume: str | Path | None, clock: Clock, hosts: Hosts) -> Run:
-    check_alike(config, resume, hosts)
+    hosts.check_alike(settings(config, resume))
     placement = backend.initialize(config, hosts)  # before the environment runs
     env = cfg.make_env(config)
     runner = Runner(config, env, placement)
@@ -116,24 +98,26 @@ def _train(config: Config, name: str, resume: str | Path | None, clock: Clock, h
     with ExitStack() as leave:
         # --- set up: loggers and orbax import their libraries while XLA compiles ------------
         wanted = os.path.abspath(resume or config.run_dir or default_run_dir(name))
-        path = Path(hosts.share("run directory", wanted)[0])
+        path = Path(hosts.gather("run directory", wanted)[0])
         if leader:
             run = run_directory.open_existing(path) if resume else run_directory.create(path)
             if not resume:  # from here on it can be resumed
                 run.write_json("config.json", files.to_json(config))
-        hosts.share("run directory is there", None)
+        hosts.barrier("run directory is there")
         if not leader:
             run = run_directory.follow(path, files.to_json(config))
         leave.callback(run.close)
         if resume:
             record = run.read_json("run.json")
             name = record["starts"][0].get("name", name) if record else name
-        hosts.hint = f"; continue with --resume {shlex.quote(run_directory.short(run.path))}"
         stop = leave.enter_context(StopRequest())
         compiling = leave.enter_context(ThreadPoolExecutor(1)).submit(compile_once, runner, hosts)
         terminal = Terminal(config, None if leader else leave.enter_context(open(os.devnull, "w")))
         leave.callback(terminal.close)
-        hosts.before_end = terminal.close
+        hosts.prepare_end(
+            f"; continue with --resume {shlex.quote(run_directory.short(run.path))}",
+            terminal.close,
+        )
         checkpoints = Checkpoints(run.checkpoints, config.keep_checkpoints, hosts, runner.parts())
         leave.callback(checkpoints.close)
         checkpoints.warm_up()
@@ -277,9 +261,8 @@ def _train(config: Config, name: str, resume: str | Path | None, clock: Clock, h
             log.close(summary, status)
             if status == FINISHED:
                 terminal.finish(f"{name} is done", summary, log.places())
-        summary = hosts.share("summary", run_directory.plain(summary))[
-            0
-        ]  # nobody leaves before all have ended well
+        # Nobody leaves before all have ended well.
+        summary = hosts.gather("summary", run_directory.plain(summary))[0]
         hosts.close()
     return Run(run.path, config, summary, status)
 
@@ -317,27 +300,21 @@ def compile_once(runner: Runner, hosts: Hosts) -> None:
     in_turn = hosts.together and runner.config.compilation_cache
     if hosts.leader or not in_turn:
         runner.compile()
-    hosts.share("process 0 has compiled", None)
+    hosts.barrier("process 0 has compiled", thread="compile")
     if not hosts.leader and in_turn:
         runner.compile()
-    hosts.share("compiled", None)  # the watch, not a collective, waits for slow compilers
+    # Slow compilers are waited for here: a collective would give up.
+    hosts.barrier("compiled", thread="compile")
 
 
-def check_alike(config: Config, resume: str | Path | None, hosts: Hosts) -> None:
-    """Raise a `RunError` where the processes were not started alike."""
-    mine = {
+def settings(config: Config, resume: str | Path | None) -> dict[str, str]:
+    """What must be the same in all processes of a run."""
+    return {
         **{k: str(v) for k, v in files.flatten(config).items()},
         "resume": str(resume),
         "jax": run_directory.versions().get("jax", ""),
         "jaxrl_scale": run_directory.versions().get("jaxrl_scale", ""),
     }
-    first = hosts.share("started with", mine if hosts.leader else None)[0]
-    for key in (*first, *mine):
-        if mine.get(key) != first.get(key):
-            raise RunError(
-                f"this process was started with {key}={mine.get(key)}, process 0 with "
-                f"{key}={first.get(key)}; all should be started alike"
-            )
 
 
 def default_run_dir(name: str) -> str:

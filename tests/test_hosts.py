@@ -209,7 +209,7 @@ def test_all_get_what_each_gave_in_any_order():
     def act(link):
         names = ["a", "b"] if link.leader else ["b", "a"]  # as two threads of a process might
         with ThreadPoolExecutor() as pool:
-            given = {n: pool.submit(link.share, n, [n, link.process_id]) for n in names}
+            given = {n: pool.submit(link.gather, n, [n, link.process_id], n) for n in names}
             return {n: future.result() for n, future in given.items()}
 
     for answer in in_all(links, act):
@@ -217,15 +217,47 @@ def test_all_get_what_each_gave_in_any_order():
     in_all(links, lambda link: link.close())
 
 
-def test_a_process_alone_shares_with_itself():
-    assert hosts.Hosts().share("anything", 3) == [3]
+@pytest.mark.parametrize("who", [0, 1])
+def test_processes_that_do_not_wait_for_the_same_thing_end_with_both_names(who):
+    code = """if k == %d: link.barrier("the other")
+link.barrier("one")
+link.barrier("and on")"""
+    for k, done in links_run(code % who, 3).items():
+        assert done.status == 1
+        assert "'the other'" in done.err
+        assert "'one'" in done.err
+        assert done.err.startswith(f"error: process {k} of 3 on ")
+        assert done.err.count("\n") == 1
+
+
+def test_a_process_alone_gathers_its_own_value():
+    assert hosts.Hosts().gather("anything", 3) == [3]
+
+
+LINKED = """
+import asyncio, sys, time
+from jaxrl_scale.config import Launch
+from jaxrl_scale.parallel import hosts
+from jaxrl_scale.parallel.cluster import Cluster
+k, number, port = map(int, sys.argv[1:])
+link = hosts.join(Cluster(number, k, "127.0.0.1", port), Launch())
+"""
+
+
+def links_run(code, number):
+    """How ``number`` processes end that meet, without training, and then run ``code``."""
+    port = free_port()
+    command = [sys.executable, "-c", LINKED + code]
+    ends = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return ended(
+        {
+            k: subprocess.Popen([*map(str, [*command, k, number, port])], **ends)
+            for k in range(number)
+        }
+    )
 
 
 FAILING = """
-import asyncio, sys, time
-from jaxrl_scale.parallel import cluster, hosts
-from jaxrl_scale.config import Launch
-
 drain = asyncio.StreamWriter.drain
 
 async def drain_slowly(writer):
@@ -233,33 +265,21 @@ async def drain_slowly(writer):
     await asyncio.sleep(0.7)
 
 asyncio.StreamWriter.drain = drain_slowly
-k, who, port = map(int, sys.argv[1:])
-link = hosts.join(cluster.Cluster(3, k, "127.0.0.1", port), Launch())
-link.share("all are here", None)
-if k == who:
+link.barrier("all are here")
+if k == WHO:
     time.sleep(0.3)
     link.fail("out of luck", 74)
 link._loop.call_soon_threadsafe(time.sleep, 0.6)  # hears the reason and the silence at once
-link.share("never", None)
+link.barrier("never")
 """
 
 
 @pytest.mark.parametrize("who", [0, 1])
 def test_the_end_of_those_who_were_told_is_not_taken_for_a_loss(who):
-    port = str(free_port())
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", FAILING, str(k), str(who), port],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for k in range(3)
-    ]
-    for k, process in enumerate(processes):
-        (error,) = process.communicate(timeout=PATIENCE)[1].splitlines()
+    for k, done in links_run(FAILING.replace("WHO", str(who)), 3).items():
         by = "" if k == who else rf"ended by process {who} of 3 on \S+: "
-        assert re.fullmatch(rf"error: process {k} of 3 on \S+: {by}out of luck", error)
-        assert process.returncode == IO_ERROR
+        assert re.fullmatch(rf"error: process {k} of 3 on \S+: {by}out of luck\n", done.err)
+        assert done.status == IO_ERROR
 
 
 def test_a_process_that_does_not_come_is_named(world, path):

@@ -59,7 +59,7 @@ def initialize(config: Config, hosts: Hosts | None = None) -> Placement:
 def _span(hosts: Hosts) -> int:
     """Start ``jax.distributed``; returns the cores that every process has for itself."""
     seen = visible_cores(), visible_gpus()
-    cores, gpus = zip(*hosts.share("what it may use", seen), strict=True)
+    cores, gpus = zip(*hosts.gather("cores and GPUs", seen), strict=True)
     own_cores = [split(k, list(zip(hosts.machines, cores, strict=True))) for k in range(len(cores))]
     own_gpus = split(hosts.process_id, list(zip(hosts.machines, gpus, strict=True)))
     if seen[1] and not own_gpus:
@@ -72,7 +72,7 @@ def _span(hosts: Hosts) -> int:
     # Its own heartbeat ends in an abort that names nobody: ours comes first.
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM from us
     jax.distributed.initialize(
-        coordinator_address=f"{hosts.cluster.host}:{hosts.share('port', free_port())[0]}",
+        coordinator_address=f"{hosts.cluster.host}:{hosts.gather('port', free_port())[0]}",
         num_processes=hosts.num_processes,
         process_id=hosts.process_id,
         local_device_ids=[seen[1].index(gpu) for gpu in own_gpus] or None,

@@ -2,7 +2,7 @@
 
 `find` tells where a process stands: from flags, the environment or the launcher. `join` meets
 the others at process 0. That connection stays open beside JAX's own, for what JAX has no words
-for: small data that all exchange (`Hosts.share`), and a watch. Whoever dies, falls silent for
+for: small data that all exchange (`Hosts.gather`), and a watch. Whoever dies, falls silent for
 longer than the heartbeat or meets an error is named on the standard error of every process, and
 every process ends with a status that tells a scheduler whether starting again makes sense. JAX
 by itself ends in an abort that names nobody, or waits for ever.
@@ -17,15 +17,21 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+import traceback
+from collections import defaultdict, deque
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, NoReturn
 
+import jax
+
 from jaxrl_scale.config import Launch
-from jaxrl_scale.errors import LOST, RunError
+from jaxrl_scale.errors import INTERRUPTED, LOST, RunError, one_line
 from jaxrl_scale.parallel.cluster import Cluster
 from jaxrl_scale.parallel.machine import machine_id, node_name
 
+BUG = 1
+"""Exit status after an error that nobody foresaw, shown with its traceback."""
 _LONGEST_MESSAGE = 2**26  # bytes
 _LAST = "done"
 
@@ -45,16 +51,18 @@ class Hosts:
         self.cluster, self.heartbeat = cluster, heartbeat
         self.names = [node_name()] * cluster.num_processes
         self.machines = [machine_id()] * cluster.num_processes
-        self.hint = ""  # how to go on, told when a process was lost
-        self.before_end: Callable[[], None] = lambda: None  # gives the terminal back
+        self._advice = ""
+        self._before_end: Callable[[], None] = lambda: None
         self._closing = False
         self._over = False  # an end was met or heard of
         self._ending = threading.Lock()
         self._writers: dict[int, asyncio.StreamWriter] = {}
         self._heard: dict[int, float] = {}
-        self._given: dict[str, dict[int, Any]] = {}  # by name and process; the leader's
-        self._answers: dict[str, Future[list[Any]]] = {}
-        self._lock = threading.Lock()
+        # By thread and process, what was given and is not answered yet; only the leader's is used.
+        self._given: dict[str, dict[int, deque[dict[str, Any]]]] = defaultdict(
+            lambda: {k: deque() for k in range(self.num_processes)}
+        )
+        self._answers: dict[str, Future[list[Any]]] = {}  # by thread
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -77,20 +85,62 @@ class Hosts:
         k = self.process_id if process_id is None else process_id
         return f"process {k} of {self.num_processes} on {self.names[k]}"
 
-    def share(self, name: str, data: Any) -> list[Any]:
-        """Everybody's ``data`` (JSON), by process. Every process must call it under that name;
-        returns when all have."""
+    def gather(self, name: str, value: Any, thread: str = "main") -> list[Any]:
+        """Return the ``value`` (JSON data) of every process, by process, when all have called this.
+
+        Every process must make the same calls in the same order; one that differs ends all of
+        them with an error that quotes both names. Threads of a process that run side by side
+        have no order between them, so each thread that calls this has a name of its own, the
+        same in every process.
+        """
         if not self.several:
-            return [data]
-        message = {"share": name, "data": data}
+            return [value]
+        answer: Future[list[Any]] = Future()
+        if self._answers.setdefault(thread, answer) is not answer:
+            raise RuntimeError(f"two threads gather as {thread!r} at once")
+        message = {"gather": name, "thread": thread, "value": value}
         if self.leader:
             self._loop.call_soon_threadsafe(self._receive, 0, message)
         else:
             self._loop.call_soon_threadsafe(self._send, 0, message)
-        answer = self._answer(name).result()
-        with self._lock:
-            del self._answers[name]
-        return answer
+        return answer.result()
+
+    def barrier(self, name: str, thread: str = "main") -> None:
+        """Return when every process has come to this call; see `gather`."""
+        self.gather(name, None, thread)
+
+    def check_alike(self, mine: Mapping[str, str]) -> None:
+        """Raise a `RunError` where this process was started with other settings than process 0."""
+        first = self.gather("settings", dict(mine) if self.leader else None)[0]
+        for key in (*first, *mine):
+            if mine.get(key) != first.get(key):
+                raise RunError(
+                    f"this process was started with {key}={mine.get(key)}, process 0 with "
+                    f"{key}={first.get(key)}; all should be started alike"
+                )
+
+    def prepare_end(self, advice: str, release: Callable[[], None]) -> None:
+        """From now on, before this process is ended because of another: call ``release``, which
+        gives the terminal back, and print ``advice``, which says how the run can be continued."""
+        self._advice, self._before_end = advice, release
+
+    @contextlib.contextmanager
+    def end_together(self) -> Iterator[None]:
+        """An error inside of this block ends all processes of the run, with its message and
+        status. With one process the error goes on to the caller."""
+        try:
+            yield
+        except (Exception, KeyboardInterrupt) as error:
+            if not self.several:
+                raise
+            if isinstance(error, RunError):
+                self.fail(str(error), error.status)
+            if isinstance(error, KeyboardInterrupt):
+                self.fail("interrupted; what was saved stays saved", INTERRUPTED)
+            if isinstance(error, jax.errors.JaxRuntimeError):
+                self.await_verdict()
+            traceback.print_exc()
+            self.fail(f"{type(error).__name__}: {one_line(error)[:300]}", BUG)
 
     def fail(self, message: str, status: int) -> NoReturn:
         """Tell all processes why this one cannot go on, and end them all with ``status``."""
@@ -109,7 +159,7 @@ class Hosts:
 
     def close(self) -> None:
         """End the link when every process has come to this: from then on nobody is missed."""
-        self.share(_LAST, None)
+        self.barrier(_LAST)
         if self.several:
             asyncio.run_coroutine_threadsafe(self._hang_up(), self._loop).result()
             self._loop.call_soon_threadsafe(self._loop.stop)
@@ -225,23 +275,37 @@ class Hosts:
         await self._lost(k, why)
 
     def _receive(self, k: int, message: dict[str, Any]) -> None:
-        if "share" in message and self.leader:
-            name = message["share"]
-            given = self._given.setdefault(name, {})
-            given[k] = message["data"]
-            if len(given) == self.num_processes:
-                del self._given[name]
-                everything = [given[process] for process in range(self.num_processes)]
-                self._closing |= name == _LAST
-                line = _line({"share": name, "data": everything})
-                for writer in self._writers.values():
-                    writer.write(line)
-                self._answer(name).set_result(everything)
-        elif "share" in message:
-            self._closing |= message["share"] == _LAST
-            self._answer(message["share"]).set_result(message["data"])
+        if "gather" in message and self.leader:
+            self._given[message["thread"]][k].append(message)
+            self._answer_all(message["thread"])
+        elif "gather" in message:
+            self._answer(message)
         elif "failed" in message and self._is_first_end():
             self._keep(self._follow(message["failed"]))
+
+    def _answer_all(self, thread: str) -> None:
+        """Of the leader: send everybody everything, where all have given something."""
+        given = self._given[thread]
+        if not all(given.values()):
+            return
+        first = [given[process].popleft() for process in range(self.num_processes)]
+        for process, message in enumerate(first):
+            if message["gather"] != first[0]["gather"]:
+                self._keep(self._end_out_of_step(process, message["gather"], first[0]["gather"]))
+                return
+        answer = {**first[0], "value": [message["value"] for message in first]}
+        for process in self._writers:
+            self._send(process, answer)
+        self._answer(answer)
+
+    def _answer(self, message: dict[str, Any]) -> None:
+        self._closing |= message["gather"] == _LAST
+        self._answers.pop(message["thread"]).set_result(message["value"])
+
+    async def _end_out_of_step(self, process: int, there: str, here: str) -> None:
+        message = f"{self.name(process)} is at {there!r} while {self.name(0)} is at {here!r}"
+        if await self._announce({"process": None, "message": message, "status": BUG}):
+            self._end(f"{self.name()}: {message}", BUG)
 
     def _is_first_end(self) -> bool:
         """The first end that is met or heard of is the one that counts and is told. Those after
@@ -267,7 +331,7 @@ class Hosts:
     async def _lost(self, k: int, why: str) -> None:
         if self._closing or not self._is_first_end():
             return
-        message = f"{self.name(k)} was lost: {why}{self.hint}"
+        message = f"{self.name(k)} was lost: {why}{self._advice}"
         if self.leader:  # only it is connected to everybody
             lost = {"process": None, "message": message, "status": LOST}
             del self._writers[k]
@@ -313,15 +377,11 @@ class Hosts:
         with contextlib.suppress(TimeoutError, OSError):
             await asyncio.wait_for(asyncio.gather(*drained, return_exceptions=True), 1)
 
-    def _answer(self, name: str) -> Future[list[Any]]:
-        with self._lock:
-            return self._answers.setdefault(name, Future())
-
     def _end(self, message: str, status: int) -> NoReturn:
         """End this process at once: JAX's own way out waits for all the others."""
         self._ending.acquire()  # never released: one message, one status
         with contextlib.suppress(Exception):
-            self.before_end()
+            self._before_end()
         print(f"error: {message}", file=sys.stderr, flush=True)
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()

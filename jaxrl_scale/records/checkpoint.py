@@ -123,7 +123,7 @@ class Checkpoints:
             aside = path.with_name(f"{path.name}.damaged")
             shutil.rmtree(aside, ignore_errors=True)  # of an earlier time
             path.rename(aside)
-        self.hosts.share("damaged ones are out of the way", None)
+        self.hosts.barrier("damaged checkpoints are moved")
         return found
 
     def close(self) -> None:
@@ -137,7 +137,7 @@ class Checkpoints:
         hosts, path = self.hosts, self.directory / str(iteration)
         try:
             if hosts.leader:
-                parts = hosts.share(f"parts of {iteration}", None)
+                parts = hosts.gather(f"parts of {iteration}", None, thread="save")
                 if hosts.several:
                     record["parts"] = parts
                 if not path.exists():
@@ -147,10 +147,11 @@ class Checkpoints:
                 path = _part(path, hosts.process_id, hosts.num_processes)
                 if not path.exists():
                     _write_arrays(path, *self._described(state, record))
-                hosts.share(f"parts of {iteration}", _read_record(path)["crc32"])
+                crc = _read_record(path)["crc32"]
+                hosts.gather(f"parts of {iteration}", crc, thread="save")
                 keep = []
             # Of all processes nobody goes on before the checkpoint is whole.
-            keep = hosts.share(f"kept with {iteration}", keep)[0]
+            keep = hosts.gather(f"kept with {iteration}", keep, thread="save")[0]
             if not hosts.leader and not self.folder_is_shared:
                 _delete_parts(self.directory, keep)
         except Exception as error:
@@ -261,11 +262,11 @@ def _is_shared(directory: Path, hosts: Hosts) -> bool:
     """Do all processes see the same folder?"""
     if not hosts.several:
         return True
-    probe = directory / f".seen-by-all-{hosts.share('nonce', os.urandom(8).hex())[0]}"
+    probe = directory / f".seen-by-all-{hosts.gather('nonce', os.urandom(8).hex())[0]}"
     if hosts.leader:
         probe.touch()
-    hosts.share("probe is there", None)
-    seen = all(hosts.share("probe is seen", probe.exists()))
+    hosts.barrier("probe is there")
+    seen = all(hosts.gather("probe is seen", probe.exists()))
     if hosts.leader:
         probe.unlink()
     return seen
@@ -291,7 +292,7 @@ def _search(
     paths = _newest_first(directory)
     if best:  # what cannot be read may have been the best: it comes first, to be named
         paths.sort(key=lambda path: _score(path, damaged=math.inf), reverse=True)
-    names = hosts.share("checkpoints", [path.name for path in paths])[0]
+    names = hosts.gather("checkpoints", [path.name for path in paths])[0]
     damaged: list[Path] = []
     for path in (directory / name for name in names):
         state, meta, why = None, None, None
@@ -302,9 +303,9 @@ def _search(
                 # The training process deleted it, so there are newer ones.
                 return _search(directory, target, warn, best, hosts, parts)
             why = str(reason)
-        reasons = hosts.share(f"read {path.name}", why)
+        reasons = hosts.gather(f"read {path.name}", why)
         if not any(reasons):
-            meta = hosts.share("meta", meta)[0]
+            meta = hosts.gather("meta", meta)[0]
             return (int(path.name), state, meta), damaged
         warn(f"checkpoint {path} is damaged and skipped: {next(filter(None, reasons))}")
         damaged.append(path)
