@@ -45,6 +45,7 @@ from jaxrl_scale.envs.lunar_lander import LunarLander
 from jaxrl_scale.envs.rigid_body import Vec
 from jaxrl_scale.loop import rollout
 from jaxrl_scale.loop.agent import Agent, load
+from jaxrl_scale.loop.rollout import Environments
 from jaxrl_scale.options import largest_divisor
 from jaxrl_scale.parallel import backend
 from jaxrl_scale.parallel.machine import visible_cores
@@ -374,8 +375,8 @@ def our_speed(num_envs: int, iterations: tuple[int, int]) -> Callable[[float], f
     devices = largest_divisor(num_envs, jax.local_device_count())
     each = num_envs // devices
 
-    def play(batch: rollout.Batch, key: jax.Array) -> tuple[rollout.Batch, jax.Array]:
-        def one_step(batch: rollout.Batch, key: jax.Array) -> tuple[rollout.Batch, jax.Array]:
+    def play(batch: Environments, key: jax.Array) -> tuple[Environments, jax.Array]:
+        def one_step(batch: Environments, key: jax.Array) -> tuple[Environments, jax.Array]:
             keys = jax.random.split(key, 1 + 2 * each)
             action = jax.random.randint(keys[0], (each,), 0, 4)
             batch, seen = rollout.step(env, keys[1:].reshape(each, 2), batch, action)

@@ -30,11 +30,11 @@ def constant_algorithm(action):
     )
 
 
-def collect(env, length, num_envs=2, batch=None, carry=None):
+def collect(env, length, num_envs=2, envs=None, carry=None):
     algo = constant_algorithm(0)
-    batch = rollout.reset(env, jax.random.key(0), num_envs) if batch is None else batch
+    envs = rollout.reset(env, jax.random.key(0), num_envs) if envs is None else envs
     carry = algo.init_carry(num_envs) if carry is None else carry
-    return rollout.collect(env, algo, length, (), (), carry, batch, jax.random.key(1))
+    return rollout.collect(env, algo, length, (), (), carry, envs, jax.random.key(1))
 
 
 def test_the_step_after_an_end_is_a_reset_and_no_experience():
@@ -57,13 +57,47 @@ def test_a_time_limit_truncates_and_keeps_the_true_last_observation():
 
 
 def test_episodes_go_on_across_rollouts():
-    carry, batch, _, first = collect(Counter(length=3), 2)
-    _, _, rolled, second = collect(Counter(length=3), 2, batch=batch, carry=carry)
+    carry, envs, _, first = collect(Counter(length=3), 2)
+    _, _, rolled, second = collect(Counter(length=3), 2, envs=envs, carry=carry)
     assert int(first.ended) == 0
     assert int(second.ended) == 2  # one in each of the two environments
     assert float(second.total_return) == 2 * (1 + 2 + 3)
     assert int(second.total_length) == 2 * 3
     np.testing.assert_array_equal(rolled.obs[:, 0, 0], [2, 3, 0])
+
+
+def test_lengths_of_long_episodes_that_end_together_do_not_overflow():
+    env = Counter(length=2**30, limit=2**29 + 1)
+    envs = rollout.reset(env, jax.random.key(0), 4)
+    envs = envs._replace(episode_length=jnp.full(4, 2**29, jnp.int32))
+    *_, episodes = collect(env, 1, 4, envs)
+    assert int(episodes.ended) == 4
+    np.testing.assert_allclose(episodes.total_length, 4 * (2**29 + 1), rtol=1e-6)
+
+
+class Different(Counter):
+    """Episodes of one to five steps; writes down from which states it was stepped."""
+
+    def __init__(self):
+        super().__init__(length=5)
+        self.stepped = []
+
+    def reset(self, key):
+        state = jax.random.randint(key, (), 0, 5)
+        return state, state[None].astype(jnp.float32)
+
+    def step(self, key, state, action):
+        jax.debug.callback(lambda x: self.stepped.append(int(x)), state)
+        return super().step(key, state, action)
+
+
+def test_no_ended_episode_is_ever_stepped():
+    env = Different()
+    *_, episodes = jax.block_until_ready(collect(env, 12))
+    jax.effects_barrier()
+    assert int(episodes.ended) > 4
+    assert len(env.stepped) == 2 * 12
+    assert max(env.stepped) == 4
 
 
 def test_steps_count_valid_transitions_only():
@@ -89,6 +123,20 @@ def test_whole_episodes_are_counted_once_each():
     np.testing.assert_array_equal(lengths, [4] * 5)
 
 
+def test_each_episode_is_counted_up_to_its_own_end():
+    algo, env = constant_algorithm(0), Different()
+
+    def play(actor, carry, obs, is_first, key):
+        return algo.play(actor, carry, obs, is_first, key, True)
+
+    key = jax.random.key(0)
+    first = rollout.reset(env, jax.random.split(key)[0], 8).state
+    returns, lengths = rollout.play_episodes(env, play, (), (), 8, 100, key)
+    assert len(set(lengths.tolist())) > 2
+    np.testing.assert_array_equal(lengths, 5 - first)
+    np.testing.assert_array_equal(returns, 15 - first * (first + 1) / 2)
+
+
 def test_an_episode_without_end_is_cut():
     algo = constant_algorithm(0)
 
@@ -109,8 +157,8 @@ def test_continuous_actions_are_clipped_to_the_box_for_the_environment_alone():
         def step(self, key, state, action):
             return (), TimeStep(action, action[0], jnp.zeros((), bool), jnp.zeros((), bool))
 
-    batch = rollout.reset(Echo(), jax.random.key(0), 3)
+    envs = rollout.reset(Echo(), jax.random.key(0), 3)
     keys = jax.random.split(jax.random.key(1), (3, 2))
     action = jnp.asarray([[-5.0], [0.25], [5.0]])
-    _, transition = rollout.step(Echo(), keys, batch, action)
-    np.testing.assert_array_equal(transition.reward, [-1.0, 0.25, 1.0])
+    _, outcome = rollout.step(Echo(), keys, envs, action)
+    np.testing.assert_array_equal(outcome.reward, [-1.0, 0.25, 1.0])

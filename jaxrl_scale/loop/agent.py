@@ -143,17 +143,17 @@ class Agent:
             raise RunError(f"{self.env.spec.id} has no render(state) method, so no video")
         self.reset(seed)
         key = jax.random.key(seed)
-        batch = jax.jit(lambda k: rollout.reset(self.env, k, 1))(key)
-        step = jax.jit(lambda keys, batch, action: rollout.step(self.env, keys, batch, action))
+        envs = jax.jit(lambda k: rollout.reset(self.env, k, 1))(key)
+        step = jax.jit(lambda keys, envs, action: rollout.step(self.env, keys, envs, action))
         frames = []
         for t in range(self.env.spec.max_episode_steps or NO_LIMIT):
-            frames.append(render(jax.tree.map(lambda x: np.asarray(x)[0], batch.state)))
-            action = self.act(np.asarray(batch.obs), greedy, np.asarray(batch.is_first))
+            frames.append(render(jax.tree.map(lambda x: np.asarray(x)[0], envs.state)))
+            action = self.act(np.asarray(envs.obs), greedy, np.asarray(envs.is_first))
             keys = jax.random.split(jax.random.fold_in(key, t), (1, 2))
-            batch, _ = step(keys, batch, jnp.asarray(action))
-            if bool(batch.ended[0]):
+            envs, _ = step(keys, envs, jnp.asarray(action))
+            if bool(envs.ended[0]):
                 break
-        frames.append(render(jax.tree.map(lambda x: np.asarray(x)[0], batch.state)))
+        frames.append(render(jax.tree.map(lambda x: np.asarray(x)[0], envs.state)))
         return frames
 
 

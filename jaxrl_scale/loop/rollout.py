@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jaxrl_scale.types import Algorithm, Array, Box, Environment, Key, PyTree, Rollout, TimeStep
 
 
-class Batch(NamedTuple):
-    """``B`` environments of one shard between two steps."""
+class Environments(NamedTuple):
+    """The ``B`` environments of one shard between two steps."""
 
     state: PyTree  # [B, ...] the environments' own
     obs: Array  # [B, *observation_shape] what the next action is chosen from
@@ -22,8 +22,8 @@ class Batch(NamedTuple):
     episode_length: Array  # [B] int32
 
 
-class Transition(NamedTuple):
-    """What one step of ``B`` environments adds to a `Rollout`."""
+class Outcome(NamedTuple):
+    """What one step of ``B`` environments adds to a `Rollout`, each ``[B]``."""
 
     reward: Array
     terminated: Array
@@ -36,14 +36,14 @@ class Episodes(NamedTuple):
 
     ended: Array  # int32, how many
     total_return: Array  # float32
-    total_length: Array  # int32
+    total_length: Array  # float32: int32 would overflow when many long episodes end together
     steps: Array  # int32, valid ones
 
 
-def reset(env: Environment, key: Key, num_envs: int) -> Batch:
+def reset(env: Environment, key: Key, num_envs: int) -> Environments:
     """``num_envs`` fresh episodes."""
     state, obs = jax.vmap(env.reset)(jax.random.split(key, num_envs))
-    return Batch(
+    return Environments(
         state=state,
         obs=obs,
         is_first=jnp.ones(num_envs, bool),
@@ -53,42 +53,50 @@ def reset(env: Environment, key: Key, num_envs: int) -> Batch:
     )
 
 
-def step(env: Environment, keys: Key, batch: Batch, action: Array) -> tuple[Batch, Transition]:
+def step(
+    env: Environment, keys: Key, envs: Environments, action: Array
+) -> tuple[Environments, Outcome]:
     """Step the running environments, reset the ended ones.
+
+    A batched program computes both for every environment. What is not needed is thrown away, and
+    where an episode has ended it is the fresh state that is stepped: `Environment.step` never
+    sees an ended one, from which it might not return.
 
     Args:
       keys: ``[B, 2]``, for the reset and for the step.
       action: ``[B, *action.shape]``; clipped to the box, ignored where an episode ended.
     """
     space, limit = env.spec.action, env.spec.max_episode_steps
-    if isinstance(space, Box):
-        action = jnp.clip(action, space.low, space.high)
-    fresh_state, fresh_obs = jax.vmap(env.reset)(keys[:, 0])
-    state, seen = jax.vmap(env.step)(keys[:, 1], batch.state, action)
-    seen = TimeStep(*seen)
-    running = ~batch.ended
+    running = ~envs.ended
 
     def choose(running_value: Array, reset_value: Array) -> Array:
         mask = running.reshape(running.shape + (1,) * (running_value.ndim - 1))
         return jnp.where(mask, running_value, reset_value)
 
-    length = jnp.where(running, batch.episode_length + 1, 0)
+    if isinstance(space, Box):
+        action = jnp.clip(action, space.low, space.high)
+    fresh_state, fresh_obs = jax.vmap(env.reset)(keys[:, 0])
+    before = jax.tree.map(choose, envs.state, fresh_state)
+    state, seen = jax.vmap(env.step)(keys[:, 1], before, action)
+    seen = TimeStep(*seen)
+
+    length = jnp.where(running, envs.episode_length + 1, 0)
     truncated = seen.truncated | (length >= limit) if limit else seen.truncated
-    transition = Transition(
+    outcome = Outcome(
         reward=jnp.where(running, seen.reward, 0.0).astype(jnp.float32),
         terminated=running & seen.terminated,
         truncated=running & truncated,
         valid=running,
     )
-    following = Batch(
+    following = Environments(
         state=jax.tree.map(choose, state, fresh_state),
         obs=choose(seen.obs, fresh_obs),
-        is_first=batch.ended,
-        ended=transition.terminated | transition.truncated,
-        episode_return=jnp.where(running, batch.episode_return, 0.0) + transition.reward,
+        is_first=envs.ended,
+        ended=outcome.terminated | outcome.truncated,
+        episode_return=jnp.where(running, envs.episode_return, 0.0) + outcome.reward,
         episode_length=length,
     )
-    return following, transition
+    return following, outcome
 
 
 def collect(
@@ -98,39 +106,39 @@ def collect(
     actor: PyTree,
     local: PyTree,
     carry: PyTree,
-    batch: Batch,
+    envs: Environments,
     key: Key,
-) -> tuple[PyTree, Batch, Rollout, Episodes]:
+) -> tuple[PyTree, Environments, Rollout, Episodes]:
     """``length`` steps of one shard's environments under the algorithm's policy.
 
     Returns:
       The policy's memory and the environments after the last step, the rollout ``[T, B]``,
       and the sums over the episodes that ended in it.
     """
-    num_envs = batch.is_first.shape[0]
+    num_envs = envs.is_first.shape[0]
     keys = jax.random.split(key, (length, 1 + 2 * num_envs))
     act_keys, env_keys = keys[:, 0], keys[:, 1:].reshape(length, num_envs, 2)
 
-    def one_step(moving: tuple[PyTree, Batch], keys: tuple[Key, Key]) -> tuple[tuple, tuple]:
-        carry, batch = moving
-        action, carry, extras = algo.act(actor, local, carry, batch.obs, batch.is_first, keys[0])
-        following, transition = step(env, keys[1], batch, action)
+    def one_step(moving: tuple[PyTree, Environments], keys: tuple[Key, Key]) -> tuple[tuple, tuple]:
+        carry, envs = moving
+        action, carry, extras = algo.act(actor, local, carry, envs.obs, envs.is_first, keys[0])
+        following, outcome = step(env, keys[1], envs, action)
         ended = following.ended
         episode = (
             ended,
             jnp.where(ended, following.episode_return, 0.0),
             jnp.where(ended, following.episode_length, 0),
         )
-        return (carry, following), (batch.obs, batch.is_first, action, transition, extras, episode)
+        return (carry, following), (envs.obs, envs.is_first, action, outcome, extras, episode)
 
-    (last_carry, last), (obs, is_first, action, transition, extras, episode) = jax.lax.scan(
-        one_step, (carry, batch), (act_keys, env_keys)
+    (last_carry, last), (obs, is_first, action, outcome, extras, episode) = jax.lax.scan(
+        one_step, (carry, envs), (act_keys, env_keys)
     )
     rollout = Rollout(
         obs=jnp.concatenate([obs, last.obs[None]]),
         is_first=jnp.concatenate([is_first, last.is_first[None]]),
         action=action,
-        **transition._asdict(),
+        **outcome._asdict(),
         carry=carry,
         extras=extras,
     )
@@ -138,8 +146,8 @@ def collect(
     episodes = Episodes(
         ended=ended.sum(dtype=jnp.int32),
         total_return=returns.sum(),
-        total_length=lengths.sum(dtype=jnp.int32),
-        steps=transition.valid.sum(dtype=jnp.int32),
+        total_length=lengths.astype(jnp.float32).sum(),
+        steps=outcome.valid.sum(dtype=jnp.int32),
     )
     return last_carry, last, rollout, episodes
 
@@ -163,27 +171,27 @@ def play_episodes(
       Undiscounted returns ``[num_episodes]`` float32 and lengths, int32.
     """
     key_reset, key_steps = jax.random.split(key)
-    batch = reset(env, key_reset, num_episodes)
+    envs = reset(env, key_reset, num_episodes)
 
     def running(moving: tuple) -> Array:
         t, _, _, done, _, _ = moving
         return (t < limit) & ~done.all()
 
     def one_step(moving: tuple) -> tuple:
-        t, carry, batch, done, returns, lengths = moving
+        t, carry, envs, done, returns, lengths = moving
         key_act, key_env = jax.random.split(jax.random.fold_in(key_steps, t))
-        action, carry = play(actor, carry, batch.obs, batch.is_first, key_act)
+        action, carry = play(actor, carry, envs.obs, envs.is_first, key_act)
         env_keys = jax.random.split(key_env, (num_episodes, 2))
-        batch, transition = step(env, env_keys, batch, action)
-        returns = returns + jnp.where(done, 0.0, transition.reward)
+        envs, outcome = step(env, env_keys, envs, action)
+        returns = returns + jnp.where(done, 0.0, outcome.reward)
         lengths = lengths + jnp.where(done, 0, 1)
-        return t + 1, carry, batch, done | batch.ended, returns, lengths
+        return t + 1, carry, envs, done | envs.ended, returns, lengths
 
     zeros = jnp.zeros(num_episodes)
     start = (
         jnp.zeros((), jnp.int32),
         carry,
-        batch,
+        envs,
         zeros.astype(bool),
         zeros,
         zeros.astype(jnp.int32),

@@ -30,7 +30,7 @@ class Shared(NamedTuple):
 class Local(NamedTuple):
     """Of one shard of one member."""
 
-    batch: rollout.Batch  # [B, ...]
+    envs: rollout.Environments  # [B, ...]
     carry: PyTree  # [B, ...]
     algo: PyTree
 
@@ -63,7 +63,7 @@ class Runner:
         def init_shard(index: Array) -> Local:
             num_envs = self.config.envs_per_shard
             return Local(
-                batch=rollout.reset(self.env, jax.random.fold_in(key_envs, index), num_envs),
+                envs=rollout.reset(self.env, jax.random.fold_in(key_envs, index), num_envs),
                 carry=self.algo.init_carry(num_envs),
                 algo=self.algo.init_local(jax.random.fold_in(key_local, index), index),
             )
@@ -85,11 +85,11 @@ class Runner:
                 actor,
                 local.algo,
                 local.carry,
-                local.batch,
+                local.envs,
                 jax.random.fold_in(key_collect, index),
             )
 
-        carry, batch, rolled, episodes = self.pool.map(
+        carry, following, rolled, episodes = self.pool.map(
             collect_shard, self.pool.shard_index(), local
         )
         algo_shared, algo_local, metrics = self.algo.update(
@@ -97,7 +97,7 @@ class Runner:
         )
         next_state = State(
             Shared(shared.seed, shared.iteration + 1, algo_shared),
-            Local(batch, carry, algo_local),
+            Local(following, carry, algo_local),
         )
         return next_state, metrics | self.pool.sum(episodes)._asdict()
 
