@@ -97,7 +97,7 @@ def played(run: Path, where: str, episodes: int, policies: int) -> dict[str, Any
     file = run / f"{where}.json"
     if not file.is_file():
         members = ",".join(map(str, range(policies)))
-        options = [str(run), f"--episodes={episodes}", f"--members={members}", "--json"]
+        options = [str(run), f"--episodes={episodes}", f"--agents={members}", "--json"]
         options += ["--gymnasium"] if where == "gymnasium" else []
         file.write_text(command("jaxrl_scale.evaluate", *options))
     return read(file)

@@ -1,11 +1,15 @@
-"""Evaluation of a trained run, in our environment or in real Gymnasium:
-``python -m jaxrl_scale.evaluate RUN_DIR --episodes 128``.
+"""Evaluate a trained run, in our environment or in real Gymnasium:
+``python -m jaxrl_scale.evaluate RUN_DIR --episodes=128``.
 
 In Python::
 
     from jaxrl_scale import load
     agent = load("runs/acrobot")
     action = agent.act(observation)  # a NumPy observation, one or a batch
+
+The mean return comes with its standard error. Several agents are independent of each other, but
+the episodes of one agent are not: they share its policy. So the error is that of the mean over
+the agents, and only where a single agent is evaluated that of the mean over its episodes.
 """
 
 from __future__ import annotations
@@ -17,111 +21,145 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from jaxrl_scale import commands
 from jaxrl_scale.config import files
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.figures.video import check_video, write_video
 from jaxrl_scale.loop.agent import load
 from jaxrl_scale.parallel import backend
-from jaxrl_scale.records.statistics import summarize
+from jaxrl_scale.records.statistics import standard_error, summarize
 from jaxrl_scale.records.terminal import number
-
-# --- the command ----------------------------------------------------------------------------
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command: returns the exit status."""
-    return commands.run(lambda argv: _evaluate(_parser().parse_args(argv)), argv)
+    return commands.run(_command, argv)
+
+
+def _command(argv: list[str]) -> int:
+    args = _parser().parse_args(argv)
+    result, frames = evaluate(args)
+    print(json.dumps(result) if args.json else describe(result, frames))
+    return 0
 
 
 def _parser() -> commands.Parser:
     parser = commands.Parser(
         prog="python -m jaxrl_scale.evaluate",
-        description="Play whole episodes with the trained policies of a run.",
+        usage="python -m jaxrl_scale.evaluate RUN_DIR [--OPTION=VALUE ...]",
+        description="Play whole episodes with the trained agents of a run. A run that is still\n"
+        "training can be evaluated too: its newest checkpoint plays.",
     )
-    parser.add_argument("run_dir", metavar="RUN_DIR", help="directory of a run")
+    parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="directory of the run")
+    episodes = "number of episodes that each agent plays [128]"
     parser.add_argument(
-        "--episodes",
-        metavar="N",
-        type=commands.whole_number(),
-        default=128,
-        help="for each seed [128]",
+        "--episodes", metavar="N", type=commands.whole_number(), default=128, help=episodes
     )
-    parser.add_argument("--sampled", action="store_true", help="sample actions [greedy]")
-    parser.add_argument("--gymnasium", action="store_true", help="play in real Gymnasium")
-    parser.add_argument("--members", help="only these of the run's seeds: 0,1,2 [all]")
     parser.add_argument(
-        "--checkpoint", choices=("latest", "best"), default="latest", help="which one [latest]"
+        "--agents", metavar="K,K,...", help="indices of the agents that play, from 0 [all]"
     )
-    parser.add_argument("--video", type=Path, help="render an episode to FILE.gif or FILE.mp4")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--checkpoint",
+        choices=("latest", "best"),
+        default="latest",
+        help="latest, or best: the one with the highest score while training [latest]",
+    )
+    parser.add_argument(
+        "--sampled", action="store_true", help="sample actions from the policy [greedy actions]"
+    )
+    parser.add_argument(
+        "--gymnasium", action="store_true", help="play in real Gymnasium [in our environment]"
+    )
+    parser.add_argument(
+        "--video", metavar="FILE", type=Path, help="also write one episode to FILE.gif or FILE.mp4"
+    )
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
     return parser
 
 
-def _evaluate(args: argparse.Namespace) -> int:
-    config = files.read_json(Path(args.run_dir) / "config.json")
-    members = _members(args.members, config.num_seeds)
+def evaluate(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
+    """Play the episodes that the command line asks for. Returns the result and the number of the
+    video's frames."""
+    config = files.read_json(args.run_dir / "config.json")
+    agents = _agents(args.agents, config.num_seeds)
     if args.video:
         check_video(args.video)
     backend.initialize(config.replace(devices=None))
-    agent = load(args.run_dir, members[0], args.checkpoint)
+    _progress(f"loading {args.run_dir}")
+    agent = load(args.run_dir, agents[0], args.checkpoint)
     greedy = not args.sampled
+    episodes = f"{args.episodes} episodes{' of each agent' * (len(agents) > 1)}"
+    _progress(f"playing {episodes}{' in real Gymnasium' * args.gymnasium}")
     if args.gymnasium:
-        returns = agent.evaluate_in_gymnasium(args.episodes, greedy, members)
+        returns = agent.evaluate_in_gymnasium(args.episodes, greedy, agents)
     else:
-        returns = agent.evaluate(args.episodes, greedy)[members]
-    failed = [i for i, member in enumerate(members) if member in agent.failed]
-    result: dict[str, Any] = {**summarize(returns, failed)}
-    known = returns[[score is not None for score in result["per_seed"]]]
-    error = float(known.std(ddof=1) / np.sqrt(known.size)) if known.size > 1 else None
+        returns = agent.evaluate(args.episodes, greedy)[agents]
+    result: dict[str, Any] = dict(
+        summarize(returns, [i for i, k in enumerate(agents) if k in agent.failed])
+    )
+    known = [score is not None for score in result["per_seed"]]
     result |= {
         "env": agent.env.spec.gymnasium_id if args.gymnasium else agent.env.spec.id,
         "where": "gymnasium" if args.gymnasium else "jaxrl_scale",
         "greedy": greedy,
-        "members": members,
+        "agents": agents,
+        "failed": [k for k, counts in zip(agents, known, strict=True) if not counts],
         "iteration": agent.iteration,
-        "standard_error": error,
+        "standard_error": standard_error(returns[known]) if any(known) else None,
     }
+    frames = []
     if args.video:
+        _progress("drawing the video")
         frames = agent.record(greedy=greedy)
         write_video(args.video, frames)
         result["video"] = str(args.video)
-    if args.json:
-        print(json.dumps(result))
-        return 0
-    where = "real Gymnasium" if args.gymnasium else "jaxrl_scale"
-    print(
-        f"{result['env']} in {where}, {'greedy' if greedy else 'sampled'}, iteration "
-        f"{agent.iteration}: mean return {number(result['mean'])} ± {number(error)}"
-        f" (standard error) over {returns.shape[1]} episodes of {len(known)} seed(s)"
-    )
-    if len(known) > 1:
+    _progress()
+    return result, len(frames)
+
+
+def describe(result: dict[str, Any], frames: int = 0) -> str:
+    """The result in words."""
+    scores = [score for score in result["per_seed"] if score is not None]
+    where = "real Gymnasium" if result["where"] == "gymnasium" else "jaxrl_scale"
+    episodes = f"{result['episodes']} episodes"
+    over = f"{len(scores)} agents with {episodes} each" if len(scores) > 1 else episodes
+    lines = [
+        f"{result['env']} in {where}, {'greedy' if result['greedy'] else 'sampled'} actions, "
+        f"iteration {result['iteration']}: mean return {number(result['mean'])} ± "
+        f"{number(result['standard_error'])} (standard error over {over})"
+    ]
+    if len(scores) > 1:
         low, high = result["ci95"]
-        worst = min(score for score in result["per_seed"] if score is not None)
-        print(
-            f"interquartile mean over seeds {number(result['iqm'])} (95 % interval {number(low)} "
-            f"to {number(high)}), worst seed {number(worst)}"
+        lines.append(
+            f"interquartile mean over agents {number(result['iqm'])} (95 % interval {number(low)} "
+            f"to {number(high)}), worst agent {number(min(scores))}"
         )
-    if failed:
-        seeds = ", ".join(str(agent.config.seed + members[i]) for i in failed)
-        print(f"left out, as their loss was no longer finite: seed(s) {seeds}")
-    if args.video:
-        print(f"wrote {args.video} ({len(frames)} frames)")
-    return 0
+    if result["failed"]:
+        failed = ", ".join(map(str, result["failed"]))
+        lines.append(f"left out, because their loss or their return is not finite: agents {failed}")
+    if "video" in result:
+        lines.append(f"wrote {result['video']} ({frames} frames)")
+    return "\n".join(lines)
 
 
-def _members(text: str | None, count: int) -> list[int]:
+def _agents(text: str | None, count: int) -> list[int]:
+    """The indices that ``--agents`` names, by default all ``count``."""
     if text is None:
         return list(range(count))
-    try:
-        members = [int(part) for part in text.split(",")]
-    except ValueError:
-        raise RunError(f"--members={text} should be whole numbers separated by commas") from None
-    if not all(0 <= m < count for m in members):
-        raise RunError(f"--members={text}: the run has members 0 to {count - 1}")
-    return members
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() for part in parts):
+        raise RunError(f"--agents={text} should be whole numbers separated by commas")
+    agents = [int(part) for part in parts]
+    if max(agents) >= count:
+        there = f"agents 0 to {count - 1}" if count > 1 else "one agent, 0"
+        raise RunError(f"--agents={text}: the run has {there}")
+    return agents
+
+
+def _progress(text: str = "") -> None:
+    """Say on a terminal what goes on, on a line that the next text takes; without a text, none."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text and text + ' ...'}", end="", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -42,9 +42,9 @@ from jaxrl_scale import commands
 from jaxrl_scale import config as cfg
 from jaxrl_scale.config import command_line
 from jaxrl_scale.errors import UNFINISHED, RunError
-from jaxrl_scale.figures.report_plots import RESAMPLES, bootstrap_interval
 from jaxrl_scale.options import largest_divisor
 from jaxrl_scale.parallel.machine import free_port, visible_cores, visible_gpus
+from jaxrl_scale.records import statistics
 from jaxrl_scale.records.rows import read_rows
 from jaxrl_scale.records.run_directory import io_errors, plain, short, versions, write_atomically
 from jaxrl_scale.records.terminal import compact, duration, number
@@ -162,7 +162,7 @@ def run_all(points: Sequence[Point], folder: Path, args: Any, options: Sequence[
         status = launch(point, arguments, run)
         if finished(run):
             trace = read_trace(run)
-            said = f"{compact(trace.speed)} steps/s, return {number(score(trace.final)['iqm'])}, "
+            said = f"{compact(trace.speed)} steps/s, return {number(trace.score)}, "
             print(said + duration(time.monotonic() - began), flush=True)
         else:
             unfinished += 1
@@ -260,6 +260,11 @@ class Trace(NamedTuple):
     compile_seconds: float
     devices: int  # of all processes
 
+    @property
+    def score(self) -> float | None:
+        """The interquartile mean of the evaluation, over the agents that did not fail."""
+        return statistics.score(self.final, np.flatnonzero(np.isnan(self.final)).tolist())
+
 
 def read_trace(run: Path) -> Trace:
     """A run that has come to its end."""
@@ -349,10 +354,21 @@ def compare(series: Sequence[Result], worst: float | None) -> list[dict[str, Any
     worst = WORST_RETURNS.get(every[0].env) if worst is None else worst
 
     def returns(result: Result, axis: str) -> np.ndarray:
-        if axis == "iterations" and evaluated:
-            return np.concatenate([trace.final for trace in result.traces])
-        where = budgets[axis]
-        return np.concatenate([at(getattr(t, axis), t.returns, where) for t in result.traces])
+        final = np.concatenate([trace.final for trace in result.traces])
+        found = final
+        if axis != "iterations" or not evaluated:
+            where = budgets[axis]
+            found = np.concatenate([at(getattr(t, axis), t.returns, where) for t in result.traces])
+        return statistics.counted(found, failed=np.flatnonzero(np.isnan(final)).tolist())
+
+    def learned(result: Result, axis: str) -> dict[str, Any]:
+        ours, theirs = returns(result, axis), returns(series[0], axis)
+        return {
+            "at": budgets[axis],
+            "iqm": statistics.score(ours),
+            "ci95": statistics.interval(ours),
+            **statistics.difference(ours, theirs),
+        }
 
     def row(result: Result) -> dict[str, Any]:
         speeds, first_speeds = (
@@ -372,12 +388,7 @@ def compare(series: Sequence[Result], worst: float | None) -> list[dict[str, Any
             "speedup": speedup,
             "efficiency": speedup / growth if len(machines) > 1 else None,
             "seeds": len(final),
-            "returns": {
-                axis: {"at": where}
-                | score(returns(result, axis))
-                | difference(returns(result, axis), returns(series[0], axis))
-                for axis, where in budgets.items()
-            },
+            "returns": {axis: learned(result, axis) for axis in budgets},
             "failed": int((~np.isfinite(final)).sum()),
             "stuck": None if worst is None else int((final <= worst + 0.01 * abs(worst)).sum()),
             "worst": float(np.nanmin(final)) if np.isfinite(final).any() else None,
@@ -390,45 +401,13 @@ def curves(result: Result) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """The interquartile mean of the running returns over ``steps`` and over ``seconds``: the
     places ``[R]`` of the first run's rows and the means there."""
     traces, drawn = result.traces, {}
+    failed = np.flatnonzero(np.isnan(np.concatenate([t.final for t in traces]))).tolist()
     for axis in ("steps", "seconds"):
         places = getattr(traces[0], axis)
         returns = [[at(getattr(t, axis), t.returns, x) for t in traces] for x in places]
-        means = [score(np.concatenate(one))["iqm"] for one in returns]
+        means = [statistics.score(np.concatenate(one), failed) for one in returns]
         drawn[axis] = places, np.array(means, float)
     return drawn
-
-
-def iqm(values: np.ndarray) -> Any:
-    """The interquartile mean over the last axis."""
-    cut = values.shape[-1] // 4
-    return np.sort(values)[..., cut : values.shape[-1] - cut].mean(-1)
-
-
-def score(values: np.ndarray) -> dict[str, Any]:
-    """The interquartile mean of the finite ``values: [P]`` and its 95 % interval; ``None`` unless
-    most are finite."""
-    known = values[np.isfinite(values)]
-    if 2 * len(known) <= len(values):
-        return {"iqm": None, "ci95": None}
-    return {"iqm": float(iqm(known)), "ci95": list(bootstrap_interval(known))}
-
-
-def difference(ours: np.ndarray, theirs: np.ndarray) -> dict[str, Any]:
-    """How much more ``ours: [P]`` is than ``theirs: [Q]``: the difference of the interquartile
-    means and its 95 % percentile bootstrap interval. As many seeds are drawn as pairs, so that
-    equal returns differ by nothing; other numbers independently."""
-    if score(ours)["iqm"] is None or score(theirs)["iqm"] is None:
-        return {"difference": None, "difference_ci95": None}
-    a, b = (values[np.isfinite(values)] for values in (ours, theirs))
-    drawn = []
-    for sample, draws in ((a, 0), (b, 0 if len(a) == len(b) else 1)):
-        index = np.random.default_rng(draws).integers(0, len(sample), (RESAMPLES, len(sample)))
-        drawn.append(iqm(sample[index]))
-    low, high = np.percentile(drawn[0] - drawn[1], (2.5, 97.5))
-    return {
-        "difference": float(iqm(a) - iqm(b)),
-        "difference_ci95": [float(low), float(high)],
-    }
 
 
 # --- a study's folder -----------------------------------------------------------------------

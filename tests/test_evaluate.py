@@ -6,7 +6,9 @@ import shutil
 import subprocess
 import sys
 
+import gymnasium
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from processes import PATIENCE, SMALL, summary, well
@@ -14,12 +16,11 @@ from scipy import stats
 
 from jaxrl_scale import config as cfg
 from jaxrl_scale import evaluate, load
-from jaxrl_scale.config import Config
+from jaxrl_scale.config import Config, files
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.loop.agent import Agent
 from jaxrl_scale.loop.runner import Runner
 from jaxrl_scale.parallel import backend
-from jaxrl_scale.records import statistics
 
 EPISODES = str(SMALL["eval_episodes"])
 
@@ -59,7 +60,7 @@ def test_the_command_repeats_the_runs_own_evaluation_to_the_last_digit(world, ru
     own = summary(run)["evaluation"]
     assert {name: result[name] for name in own} == own
     assert (result["env"], result["where"]) == ("CartPole-v1", "jaxrl_scale")
-    assert (result["greedy"], result["members"]) == (True, [0])
+    assert (result["greedy"], result["agents"]) == (True, [0])
     assert result["iteration"] == SMALL["iterations"]
     assert result["standard_error"] > 0
 
@@ -68,8 +69,8 @@ def test_the_command_in_gymnasium_prints_one_line_and_no_warning(world, run):
     arguments = [run, "--episodes", "4", "--gymnasium"]
     done = well(world.run(*arguments, module="jaxrl_scale.evaluate"))
     pattern = (
-        r"CartPole-v1 in real Gymnasium, greedy, iteration 24: mean return [\d.]+ ± [\d.]+ "
-        r"\(standard error\) over 4 episodes of 1 seed\(s\)\n"
+        r"CartPole-v1 in real Gymnasium, greedy actions, iteration 24: mean return [\d.]+ ± "
+        r"[\d.]+ \(standard error over 4 episodes\)\n"
     )
     assert re.fullmatch(pattern, done.out)
 
@@ -135,8 +136,8 @@ def test_a_video_can_be_an_mp4(run, tmp_path, capfd):
         (["--episodes", "0"], "--episodes: '0' should be a whole number of at least 1"),
         (["--episodes", "x"], "--episodes: 'x' should be a whole number of at least 1"),
         (["--episods", "3"], "unknown option --episods; did you mean --episodes?"),
-        (["--members", "0,1"], "--members=0,1: the run has members 0 to 0"),
-        (["--members", "a"], "--members=a should be whole numbers separated by commas"),
+        (["--agents", "0,1"], "--agents=0,1: the run has one agent, 0"),
+        (["--agents", "a"], "--agents=a should be whole numbers separated by commas"),
         (["--checkpoint", "worst"], "--checkpoint=worst should be one of latest, best"),
         (["--video", "out.avi"], "video out.avi should end in .gif or .mp4"),
         (["--video", "out.mp4"], "out.mp4: mp4 needs the ffmpeg command; install it or write"),
@@ -171,6 +172,25 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_played(run, world, 
     assert status == 0
     assert json.loads(out)["iteration"] == 22
     assert f"checkpoint {copy}/checkpoints/24 is damaged and skipped" in err
+
+
+def test_the_standard_error_is_of_agents_where_several_play(tmp_path, capfd, monkeypatch):
+    """Two agents, one of which always gets 0 and the other 100, play 128 episodes each."""
+    agent = untrained(num_seeds=2)
+    (tmp_path / "config.json").write_text(json.dumps(files.to_json(agent.config)))
+    monkeypatch.setattr(evaluate, "load", lambda *_: agent)
+    both = np.repeat([[0.0], [100.0]], 128, axis=1)
+    monkeypatch.setattr(agent, "evaluate", lambda episodes, greedy: both)
+    result = in_json(tmp_path, capfd=capfd)
+    assert (result["mean"], result["standard_error"]) == (50, 50)
+    _, out, _ = command(tmp_path, capfd=capfd)
+    assert "mean return 50.0 ± 50.0 (standard error over 2 agents with 128 episodes each)" in out
+    one = in_json(tmp_path, "--agents=1", capfd=capfd)
+    assert (one["mean"], one["standard_error"], one["agents"]) == (100, 0, [1])
+    agent.failed = [1]
+    _, out, _ = command(tmp_path, capfd=capfd)
+    assert "mean return 0.0 ± 0.0 (standard error over 128 episodes)" in out
+    assert out.endswith("left out, because their loss or their return is not finite: agents 1\n")
 
 
 # --- in Python ------------------------------------------------------------------------------
@@ -235,7 +255,7 @@ def untrained(scale=1, **options):
     placement = backend.place(config.replace(devices=1), jax.local_devices()[:1])
     algo = Runner(config, env, placement).algo
     params = algo.actor(algo.init_shared(jax.random.key(0)))
-    actor = jax.tree.map(lambda x: scale * x[None], params)
+    actor = jax.tree.map(lambda x: jnp.stack([scale * x] * config.num_seeds), params)
     return Agent(config, env, algo, actor, iteration=0)
 
 
@@ -258,6 +278,28 @@ def test_a_policy_earns_the_same_in_our_cartpole_and_in_gymnasiums(agent):
     assert spread < 2  # else it would prove nothing
 
 
+class Countdown(gymnasium.Env):
+    """Gives a reward of 1 a step. An episode lasts ``1 + seed`` steps, without a seed one."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (4,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        self.left = 1 + (seed or 0)
+        return np.zeros(4, np.float32), {}
+
+    def step(self, action):
+        self.left -= 1
+        return np.zeros(4, np.float32), 1.0, self.left == 0, False, {}
+
+
+def test_in_gymnasium_every_episode_has_its_own_start_and_counts_to_its_first_end(monkeypatch):
+    agent = untrained(num_seeds=2)
+    monkeypatch.setattr(agent, "make_in_gymnasium", Countdown)
+    returns = agent.evaluate_in_gymnasium(3)
+    assert returns.tolist() == [[1, 2, 3], [4, 5, 6]]
+
+
 def test_what_only_concerns_our_solver_is_kept_from_gymnasium():
     pytest.importorskip("Box2D")
     kwargs = {"velocity_iterations": 10, "gravity": -5.0}
@@ -270,50 +312,3 @@ def test_a_parameter_that_gymnasium_does_not_have_is_told_in_one_line():
     with pytest.raises(RunError, match=r"CartPole-v1 in Gymnasium .*masspole") as raised:
         agent.evaluate_in_gymnasium(episodes=2)
     assert "\n" not in str(raised.value)
-
-
-# --- statistics -----------------------------------------------------------------------------
-
-
-def test_of_one_member_the_sample_is_its_episodes():
-    returns = np.random.default_rng(0).normal(100, 10, size=(1, 400))
-    result = statistics.summarize(returns)
-    low, high = result["ci95"]
-    assert result["mean"] == pytest.approx(returns.mean())
-    assert low < result["mean"] < high
-    assert high - low == pytest.approx(2 * 1.96 * 10 / 20, rel=0.15)
-    middle = np.sort(returns[0])[100:300]
-    assert result["iqm"] == pytest.approx(middle.mean())
-    assert (result["episodes"], result["per_seed"]) == (400, [pytest.approx(returns.mean())])
-    assert statistics.summarize(returns) == result, "the bootstrap repeats itself"
-
-
-def test_of_several_members_the_sample_is_their_means():
-    members = np.array([0.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0, 1000.0])
-    returns = members[:, None] + np.array([-1.0, 0.0, 1.0])
-    result = statistics.summarize(returns)
-    assert result["per_seed"] == members.tolist()
-    assert result["mean"] == members.mean()
-    assert result["iqm"] == 12.5  # of the middle four; the outliers do not count
-    low, high = result["ci95"]
-    assert 0 <= low < 12.5 < high <= 1000
-
-
-def test_a_member_that_failed_is_left_out_and_harms_no_statistic():
-    good = np.random.default_rng(0).normal(size=(4, 16))
-    returns = np.insert(good, 2, np.nan, axis=0)
-    returns = np.insert(returns, 0, 1e9, axis=0)
-    result = statistics.summarize(returns, failed=[0])
-    assert [score is None for score in result.pop("per_seed")] == [True, *[False] * 2, True] + [
-        False
-    ] * 2
-    whole = statistics.summarize(good)
-    assert result == {name: whole[name] for name in result}
-    nothing = statistics.summarize(returns[:1], failed=[0])
-    assert (nothing["mean"], nothing["iqm"], nothing["ci95"]) == (None, None, (None, None))
-
-
-@pytest.mark.parametrize("returns", [np.full((1, 1), 5.0), np.full((3, 4), 5.0)])
-def test_where_nothing_varies_the_interval_is_a_point(returns):
-    result = statistics.summarize(returns)
-    assert (result["mean"], result["iqm"], result["ci95"]) == (5.0, 5.0, (5.0, 5.0))

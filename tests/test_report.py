@@ -3,7 +3,6 @@
 import base64
 import html
 import io
-import itertools
 import json
 import math
 import re
@@ -213,26 +212,6 @@ def test_a_finished_run_that_missed_its_target_says_so(tmp_path):
 
 
 # --- curves ---------------------------------------------------------------------------------
-
-
-def test_the_interval_of_four_seeds_is_worked_by_hand():
-    # The interquartile mean of four draws is the mean of the middle two. It is the least value
-    # where at least three draws are: (4 * 3 + 1) / 256 = 5.1 % > 2.5 %; likewise the greatest.
-    assert report_plots.bootstrap_interval(np.array([3.0, 1.0, 10.0, 2.0])) == (1.0, 10.0)
-
-
-def test_the_interval_agrees_with_every_resample_counted():
-    values = np.array([0.0, 1.0, 4.0, 9.0, 16.0, 25.0])
-    draws = np.array(list(itertools.product(values, repeat=6)))
-    exact = np.percentile(stats.trim_mean(draws, 0.25, axis=1), (2.5, 97.5))
-    np.testing.assert_allclose(report_plots.bootstrap_interval(values), exact, atol=1)
-    assert exact[0] > values.min()  # else the test could not tell an interval from a range
-    assert exact[1] < values.max()
-
-
-def test_the_interval_of_one_seed_is_its_value_and_of_none_is_none():
-    assert report_plots.bootstrap_interval(np.array([7.0])) == (7.0, 7.0)
-    assert np.isnan(report_plots.bootstrap_interval(np.array([]))).all()
 
 
 def rows_of(tmp_path, rows, **config):

@@ -8,7 +8,6 @@ import time
 import numpy as np
 import pytest
 from processes import SMALL, World, options, rows, summary, well
-from scipy import stats
 
 from jaxrl_scale import scaling
 from jaxrl_scale.errors import RunError
@@ -89,29 +88,6 @@ def test_curves_are_interpolated_and_never_before_their_first_number():
     assert np.isnan(scaling.at(x, y, 15)[1])
     assert scaling.at(x, y, 30).tolist() == [3, 7]
     assert np.isnan(scaling.at(x, y, 9)).all()
-
-
-def test_interquartile_means_and_intervals():
-    values = np.array([8.0, 1, 2, 3, 4, 5, 6, 700])  # sorted 1 2 | 3 4 5 6 | 8 700
-    assert scaling.score(values)["iqm"] == 4.5
-    many = np.random.default_rng(3).normal(size=64)
-    reference = stats.bootstrap((many,), lambda x, axis: stats.trim_mean(x, 0.25, axis), rng=1)
-    assert scaling.score(many)["ci95"] == pytest.approx(reference.confidence_interval, abs=0.05)
-    assert scaling.score(np.array([3.0, np.nan, 5.0]))["iqm"] == 4  # one failed
-    assert scaling.score(np.array([3.0, np.nan]))["iqm"] is None  # half of them
-
-
-def test_differences_pair_equal_seeds():
-    values = np.random.default_rng(1).normal(size=32)
-    same = scaling.difference(values, values)
-    assert same == {"difference": 0.0, "difference_ci95": [0.0, 0.0]}
-    moved = scaling.difference(values + 3, values[:31])
-    low, high = moved["difference_ci95"]
-    assert low < moved["difference"] < high
-    # Of two independent samples the variances add: 1.4 times an interval of one.
-    one = np.diff(scaling.score(values)["ci95"])[0]
-    assert 1.2 < (high - low) / one < 1.65
-    assert scaling.difference(values, np.array([np.nan]))["difference"] is None
 
 
 def test_speed_up_and_efficiency_are_against_the_first():

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from jaxrl_scale.records import statistics
 from jaxrl_scale.records.rows import TIMINGS, Row
 from jaxrl_scale.records.terminal import compact, duration
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from jaxrl_scale.report import Run
 
 CURVE_POINTS = 300
-RESAMPLES = 2000
 
 METRICS = {
     "eval_return": "evaluation return",
@@ -54,7 +54,8 @@ class Curve(NamedTuple):
         """The 95 % intervals of `center` over seeds, ``[R]`` and ``[R]``."""
         known = np.isfinite(self.center)  # elsewhere some seed has no number yet
         seeds = np.where(known[:, None], self.seeds, np.nan)
-        low, high = np.array([bootstrap_interval(x[np.isfinite(x)]) for x in seeds]).T
+        bounds = [statistics.interval(x[np.isfinite(x)]) for x in seeds]
+        low, high = np.array(bounds, float).T  # None becomes NaN
         return low, high
 
 
@@ -74,18 +75,6 @@ def curve(run: Run, metric: str) -> Curve:
         center=np.array(_floats(row.get(metric) for row in rows)),
         seeds=np.array([seeds(row) for row in rows]),
     )
-
-
-def bootstrap_interval(values: np.ndarray) -> tuple[float, float]:
-    """The 95 % percentile bootstrap interval of the interquartile mean of ``values``."""
-    if not len(values):
-        return math.nan, math.nan
-    # The same draws for every row: a band's edge is then as smooth as the curves within it.
-    draws = np.random.default_rng(0).integers(0, len(values), (RESAMPLES, len(values)))
-    cut = len(values) // 4
-    means = np.sort(values[draws], axis=1)[:, cut : len(values) - cut].mean(axis=1)
-    low, high = np.percentile(means, (2.5, 97.5))
-    return float(low), float(high)
 
 
 def _floats(values: Iterable[float | None]) -> list[float]:

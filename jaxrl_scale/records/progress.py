@@ -12,6 +12,8 @@ from typing import Any, TypedDict
 
 import numpy as np
 
+from jaxrl_scale.records import statistics
+
 WINDOW = 100
 """Episodes that the running mean return looks back on."""
 
@@ -87,13 +89,7 @@ class Progress:
     def iqm(self, values: np.ndarray) -> float | None:
         """Interquartile mean over the members that have not failed, ``None`` where there is
         no number."""
-        values = np.asarray(values, np.float64)
-        alive = [m for m in range(len(values)) if m not in self.failed]
-        known = np.sort(values[alive][np.isfinite(values[alive])])
-        if len(known) < max(1, len(alive)):
-            return None
-        cut = len(known) // 4
-        return float(known[cut : len(known) - cut].mean())
+        return statistics.score(values, self.failed)
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -1,48 +1,122 @@
-"""Scores of several agents: interquartile means and intervals."""
+"""Statistics of several agents: the interquartile mean, its interval, and which agents count.
+
+Rows of metrics, the terminal, ``summary.json``, reports and the tables of a scaling study all take
+their numbers from here, so that the same run has the same number everywhere. The statistics are
+those of https://arxiv.org/abs/2108.13264.
+
+**Who counts.** An agent that failed (its loss is no longer finite) is left out. As long as one of
+the other agents has no number yet, all of them together have none: the mean of those that happen
+to have one first would be another quantity.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from typing import Any
 
 import numpy as np
 
 from jaxrl_scale.records.rows import Evaluation
 
+RESAMPLES = 2000
+"""Samples that the bootstrap draws."""
+
+_DRAWN_AT_ONCE = 2**22  # numbers, 32 MB
+
+
+def counted(values: Any, failed: Collection[int] = ()) -> np.ndarray:
+    """The numbers of the agents that count, ``[N]`` of ``values: [P]``; none of them where an
+    agent that has not failed has no finite number."""
+    kept = np.delete(np.asarray(values, np.float64), sorted(failed))
+    return kept if np.isfinite(kept).all() else kept[:0]
+
+
+def iqm(values: np.ndarray) -> Any:
+    """The interquartile mean over the last axis: the mean without the lowest and the highest
+    quarter, each rounded down to whole numbers of values."""
+    cut = values.shape[-1] // 4
+    return np.sort(values)[..., cut : values.shape[-1] - cut].mean(-1)
+
+
+def score(values: Any, failed: Collection[int] = ()) -> float | None:
+    """The interquartile mean over the agents that count, ``None`` where there is no number."""
+    known = counted(values, failed)
+    return float(iqm(known)) if len(known) else None
+
+
+def interval(
+    sample: np.ndarray, centre: Callable[[np.ndarray], Any] = iqm
+) -> tuple[float | None, float | None]:
+    """The 95 % percentile bootstrap interval of ``centre`` of the numbers ``sample: [N]``."""
+    if not len(sample):
+        return None, None
+    low, high = np.percentile(_bootstrap(sample, centre), (2.5, 97.5))
+    return float(low), float(high)
+
+
+def difference(ours: np.ndarray, theirs: np.ndarray) -> dict[str, Any]:
+    """How much more ``ours: [N]`` is than ``theirs: [M]``: ``difference`` of the interquartile
+    means and ``difference_ci95``, its 95 % percentile bootstrap interval.
+
+    As many numbers on both sides are drawn as pairs, so that the same seeds with equal returns
+    differ by nothing. Other numbers are drawn independently.
+    """
+    if not len(ours) or not len(theirs):
+        return {"difference": None, "difference_ci95": None}
+    pairs = len(ours) == len(theirs)
+    drawn = _bootstrap(ours, iqm) - _bootstrap(theirs, iqm, seed=0 if pairs else 1)
+    low, high = np.percentile(drawn, (2.5, 97.5))
+    return {
+        "difference": float(iqm(ours) - iqm(theirs)),
+        "difference_ci95": [float(low), float(high)],
+    }
+
+
+def _bootstrap(sample: np.ndarray, centre: Callable[[np.ndarray], Any], seed: int = 0) -> Any:
+    """``centre`` of `RESAMPLES` samples drawn with replacement. The draws depend on ``seed`` and
+    on the size of the sample alone, so that a band's edge is as smooth as the curves within it."""
+    rng = np.random.default_rng(seed)
+    rows = max(1, _DRAWN_AT_ONCE // len(sample))
+    sizes = [min(rows, RESAMPLES - done) for done in range(0, RESAMPLES, rows)]
+    draws = (rng.integers(0, len(sample), (size, len(sample))) for size in sizes)
+    return np.concatenate([centre(sample[index]) for index in draws])
+
+
+def _mean(values: np.ndarray) -> Any:
+    return values.mean(-1)
+
 
 def summarize(returns: np.ndarray, failed: Collection[int] = ()) -> Evaluation:
-    """``evaluation`` of ``summary.json`` from returns ``[P, episodes]``.
+    """``evaluation`` of ``summary.json``, from returns ``[P, episodes]``.
 
-    Of several members: ``iqm`` is the interquartile mean of their mean returns and ``ci95``
-    its 95 % percentile bootstrap interval over members, as in
-    https://arxiv.org/abs/2108.13264. Of one member the sample is its episodes, and ``ci95``
-    that of ``mean``. Members that ``failed`` are left out and are ``None`` in ``per_seed``.
+    Of several agents the sample is their mean returns: ``iqm`` is the interquartile mean and
+    ``ci95`` its interval. Of one agent the sample is its episodes, and ``ci95`` is the interval
+    of their ``mean``. Agents that ``failed``, or whose returns are not finite, are left out and
+    are ``None`` in ``per_seed``.
     """
-    from scipy import stats
-
-    per_seed = returns.mean(1, dtype=np.float64)
-    alive = [m for m in range(len(returns)) if m not in failed and np.isfinite(per_seed[m])]
-    result: Evaluation = {
-        "mean": None,
-        "iqm": None,
-        "ci95": (None, None),
+    per_agent = returns.mean(1, dtype=np.float64)
+    out = {*failed, *map(int, np.flatnonzero(~np.isfinite(per_agent)))}
+    known = counted(per_agent, out)
+    sample, centre = known, iqm
+    if len(returns) == 1 and len(known):
+        sample, centre = returns[0].astype(np.float64), _mean
+    return {
+        "mean": float(sample.mean()) if len(sample) else None,
+        "iqm": float(iqm(sample)) if len(sample) else None,
+        "ci95": interval(sample, centre),
         "episodes": int(returns.shape[1]),
-        "per_seed": [float(x) if m in alive else None for m, x in enumerate(per_seed)],
+        "per_seed": [None if k in out else float(x) for k, x in enumerate(per_agent)],
     }
-    if not alive:
-        return result
 
-    def iqm(x: np.ndarray, axis: int = -1) -> np.ndarray:
-        return stats.trim_mean(x, 0.25, axis=axis)
 
-    several = len(returns) > 1
-    sample = per_seed[alive] if several else returns[0].astype(np.float64)
-    centre = iqm if several else np.mean
-    low = high = float(centre(sample))
-    if np.ptp(sample) > 0:
-        interval = stats.bootstrap(
-            (sample,), centre, n_resamples=2000, method="percentile", rng=np.random.default_rng(0)
-        ).confidence_interval
-        low, high = float(interval.low), float(interval.high)
-    result["mean"], result["iqm"] = float(sample.mean()), float(iqm(sample))
-    result["ci95"] = (low, high)
-    return result
+def standard_error(returns: np.ndarray) -> float | None:
+    """The standard error of the mean of returns ``[P, episodes]``, ``None`` of a single number.
+
+    Episodes of one agent share its policy, so they say nothing of how other agents would do. Of
+    several agents the error is therefore that of a mean of ``P`` independent numbers, the agents'
+    means. Of one agent it is that over its episodes, and holds for this agent alone.
+    """
+    sample = returns.mean(1, dtype=np.float64) if len(returns) > 1 else returns[0]
+    if len(sample) < 2:
+        return None
+    return float(np.std(sample, ddof=1, dtype=np.float64) / np.sqrt(len(sample)))
