@@ -359,13 +359,17 @@ def categorical(action: Discrete) -> Policy:
         u = jax.random.uniform(key, logits.shape[:-1])[..., None] * cumulative[..., -1:]
         return jnp.minimum((u >= cumulative).sum(-1, dtype=jnp.int32), action.n - 1)
 
+    def log_probs(logits: Array) -> Array:
+        # A network may mask an action with a logit of -inf; 0 * -inf would be NaN below.
+        return jnp.maximum(jax.nn.log_softmax(logits), jnp.finfo(logits.dtype).min)
+
     def log_prob(logits: Array, a: Array) -> Array:
         # A product with one-hot rows instead of a gather: faster, and so is its gradient.
         chosen = jax.nn.one_hot(a, action.n, dtype=logits.dtype)
-        return (jax.nn.log_softmax(logits) * chosen).sum(-1)
+        return (log_probs(logits) * chosen).sum(-1)
 
     def entropy(logits: Array) -> Array:
-        log_p = jax.nn.log_softmax(logits)
+        log_p = log_probs(logits)
         return -(jnp.exp(log_p) * log_p).sum(-1)
 
     return Policy(action.n, sample, lambda logits: logits.argmax(-1), log_prob, entropy)
