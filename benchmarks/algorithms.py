@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from targets import TARGETS
 
-from jaxrl_scale import config as cfg
+from jaxrl_scale import envs
 from jaxrl_scale.config import command_line, files
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -109,7 +109,7 @@ def row_of(algo: str, environment: str, run: Path, transfer: bool) -> Row:
     if environment in JUDGED_IN_GYMNASIUM:
         result = played(run, "gymnasium", 500, config["num_seeds"])
         gymnasium = f"{result['mean']:.1f} ± {result['standard_error']:.1f}"
-    elif transfer and cfg.make_env(files.read_json(run / "config.json")).spec.gymnasium_id:
+    elif transfer and envs.make(config["env"], **config["env_kwargs"]).spec.gymnasium_id:
         policies = min(10, config["num_seeds"])
         here, there = (played(run, w, 256, policies) for w in ("here", "gymnasium"))
         error = math.hypot(here["standard_error"], there["standard_error"])

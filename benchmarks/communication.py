@@ -222,13 +222,14 @@ def _hosts() -> Any:
 
 
 def _runner(file: str, growth: Fraction, devices: int = 1) -> tuple[Any, Any]:
-    from jaxrl_scale import config as cfg
+    from jaxrl_scale import envs
     from jaxrl_scale.config import files
     from jaxrl_scale.loop.runner import Runner
     from jaxrl_scale.parallel import backend
 
     config, hosts = scaled(files.read_file(Path(file)), growth).replace(devices=devices), _hosts()
-    return Runner(config, cfg.make_env(config), backend.initialize(config, hosts)), hosts
+    env = envs.make(config.env, **config.env_kwargs)
+    return Runner(config, env, backend.initialize(config, hosts)), hosts
 
 
 def iteration(file: str, growth: Fraction, seconds: float = 4.0) -> list[float]:

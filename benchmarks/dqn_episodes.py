@@ -25,8 +25,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_scale import config as cfg
-from jaxrl_scale.config import Config, files
+from jaxrl_scale import envs
+from jaxrl_scale.config import Config, check, files
 from jaxrl_scale.loop.evaluator import Evaluator
 from jaxrl_scale.loop.runner import Runner
 from jaxrl_scale.parallel import backend
@@ -55,7 +55,7 @@ def config_of(devices: int, num_seeds: int) -> Config:
     config = files.read_file(Path(__file__).parents[1] / "configs" / "dqn_cartpole.py")
     algo = dataclasses.replace(config.algo, **OWN)
     config = config.replace(devices=devices, num_seeds=num_seeds, algo=algo, **CHANGES)
-    cfg.check(config)
+    check(config)
     return config
 
 
@@ -68,7 +68,7 @@ def measure(config: Config) -> dict[str, Any]:
       ``episodes [iterations, P]``, and the seconds of ``compile``.
     """
     placement = backend.initialize(config)
-    env = cfg.make_env(config)
+    env = envs.make(config.env, **config.env_kwargs)
     runner = Runner(config, env, placement)
     started = time.perf_counter()
     runner.compile()

@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxrl_scale import commands
-from jaxrl_scale import config as cfg
-from jaxrl_scale.config import Config, Launch, command_line, files
+from jaxrl_scale import commands, envs
+from jaxrl_scale.config import Config, Launch, check, command_line, files
 from jaxrl_scale.errors import FINISHED, NOT_FINITE, STOPPED, RunError
 from jaxrl_scale.loop.agent import Agent, load
 from jaxrl_scale.loop.evaluator import Evaluator
@@ -82,7 +81,7 @@ def train(
         end at once instead, with the error's status.
     """
     clock = Clock(process_start or time.time(), config.target_return)
-    cfg.check(config)
+    check(config)
     hosts = join(find(launch, os.environ), launch)
     with hosts.end_together():
         return _train(config, name, resume, clock, hosts)
@@ -91,7 +90,7 @@ def train(
 def _train(config: Config, name: str, resume: str | Path | None, clock: Clock, hosts: Hosts) -> Run:
     hosts.check_alike(settings(config, resume))
     placement = backend.initialize(config, hosts)  # before the environment runs
-    env = cfg.make_env(config)
+    env = envs.make(config.env, **config.env_kwargs)
     runner = Runner(config, env, placement)
     state_memory = check_memory(runner)
     leader = hosts.leader  # it alone writes, apart from checkpoints

@@ -28,6 +28,11 @@ def loaded(*argv):
     return command_line.load(argv)[0]
 
 
+def environment(*argv):
+    chosen = loaded(*argv)
+    return envs.make(chosen.env, **chosen.env_kwargs)
+
+
 def refused(*argv):
     """What the user is told; one line, always."""
     with pytest.raises(RunError) as caught:
@@ -500,19 +505,18 @@ def test_a_parameter_that_json_does_not_know_is_refused():
             "is 'euler' or 'semi-implicit euler', not 'rk4'",
         ),
         (["--env=no_such_module:Env"], "there is no module 'no_such_module'"),
-        (["--env=jaxrl_scale.envs.cartpole:CartPool"], "did you mean 'CartPole'"),
-        (["--env=jaxrl_scale.types:Box", "--env_kwargs.lo=1"], "its parameters: low, high, shape"),
-        (["--env=jaxrl_scale.config:Config"], "has no spec and no reset and no step"),
+        (["--env=jaxrl_scale.envs.cartpole:CartPool"], "did you mean CartPole\\?"),
+        (["--env=jaxrl_scale.config:Config"], "'Config' was not called, because it should be a cl"),
     ],
 )
 def test_an_environment_that_does_not_exist_is_refused(argv, said):
     with pytest.raises(RunError, match=said) as caught:
-        config.make_env(loaded(*argv))
+        environment(*argv)
     assert "\n" not in str(caught.value)
 
 
 def test_an_environment_is_made_with_its_parameters():
-    env = config.make_env(loaded("--env_kwargs.gravity=5", "--env_kwargs.length=1.5"))
+    env = environment("--env_kwargs.gravity=5", "--env_kwargs.length=1.5")
     assert (env.gravity, env.length) == (5, 1.5)
 
 
@@ -531,11 +535,9 @@ class WrongShape(nn.Module):
     [
         ("mpl", r"network 'mpl' does not exist; did you mean mlp\?"),
         ("cnn", "network 'cnn' needs images"),
-        ("no_such_module:Net", "network no_such_module:Net cannot be imported"),
-        (
-            "jaxrl_scale.learning.networks:Actor",
-            "network jaxrl_scale.learning.networks:Actor cannot be imported",
-        ),
+        ("no_such_module:Net", "network 'no_such_module:Net': there is no module 'no_such_module'"),
+        (f"{__name__}:WrongShap", r"has no 'WrongShap'; did you mean WrongShape\?"),
+        ("os:system", "'system' was not called, because it should be a flax.linen.Module class"),
         (f"{__name__}:WrongShape", r"returns shapes \(\(2, 6\), \(2, 1\)\) for 2 observations"),
     ],
 )
@@ -554,7 +556,7 @@ def test_a_network_that_does_not_fit_is_refused(network, said):
     "file", sorted((REPOSITORY / "configs").glob("*.py")), ids=lambda f: f.stem
 )
 def test_the_repositorys_configs_are_whole(file):
-    config.make_env(loaded("--config", str(file)))
+    environment("--config", str(file))
 
 
 @pytest.mark.parametrize(
@@ -580,7 +582,7 @@ def test_the_repositorys_configs_are_whole(file):
         ("def get_config(size): pass", ": TypeError: get_config() missing 1 required"),
         (
             "from jaxrl_scale import Config\ndef get_config():\n    return Config(num_env=3)",
-            ", line 3: Config.__init__() got an unexpected keyword argument 'num_env'; "
+            ", line 3: TypeError: Config.__init__() got an unexpected keyword argument 'num_env'; "
             "did you mean num_envs?",
         ),
         (
@@ -596,6 +598,10 @@ def test_the_repositorys_configs_are_whole(file):
             "'seed'; it is a field of jaxrl_scale.Config",
         ),
         ("from jaxrl_scale import algos\nalgos.get('dqn0')", ": algorithm 'dqn0' does not exist"),
+        (
+            "import sys\ndef get_config(): sys.exit(0)",
+            ", line 2: SystemExit: 0, which would end the program",
+        ),
     ],
 )
 def test_a_config_file_that_is_wrong_is_refused_with_its_line(text, said, write):
@@ -791,9 +797,10 @@ finally:
 def test_jax_starts_no_backend_before_the_devices_are_set():
     code = """
 from jax._src import xla_bridge
-from jaxrl_scale import config
+from jaxrl_scale import envs
 from jaxrl_scale.config import command_line
-config.make_env(command_line.load(["--config=configs/acrobot.py"])[0])
+config = command_line.load(["--config=configs/acrobot.py"])[0]
+envs.make(config.env, **config.env_kwargs)
 assert not xla_bridge.backends_are_initialized()
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=REPOSITORY, timeout=120)

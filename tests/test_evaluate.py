@@ -14,8 +14,7 @@ import pytest
 from processes import PATIENCE, SMALL, summary, well
 from scipy import stats
 
-from jaxrl_scale import config as cfg
-from jaxrl_scale import evaluate, load
+from jaxrl_scale import envs, evaluate, load
 from jaxrl_scale.config import Config, files
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.loop.agent import Agent
@@ -251,7 +250,7 @@ def test_a_member_that_the_run_does_not_have_cannot_be_loaded(run):
 def untrained(scale=1, **options):
     """An agent as it is initialised, with parameters ``scale`` times as large."""
     config = Config(num_envs=4, num_shards=1, hidden_sizes=(8,), **options)
-    env = cfg.make_env(config)
+    env = envs.make(config.env, **config.env_kwargs)
     placement = backend.place(config.replace(devices=1), jax.local_devices()[:1])
     algo = Runner(config, env, placement).algo
     params = algo.actor(algo.init_shared(jax.random.key(0)))

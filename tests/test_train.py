@@ -33,9 +33,9 @@ from processes import (
     well,
 )
 
-from jaxrl_scale import config as cfg
+from jaxrl_scale import envs
 from jaxrl_scale import train as train_function
-from jaxrl_scale.config import files
+from jaxrl_scale.config import check, files
 from jaxrl_scale.loop.runner import Runner
 from jaxrl_scale.parallel import backend
 from jaxrl_scale.records import progress
@@ -215,9 +215,10 @@ def test_a_config_runs(world, config_runs, config):
 @pytest.mark.parametrize("file", [c for c in CONFIGS if c not in RUN], ids=lambda p: p.stem)
 def test_the_other_configs_fit_their_environments(file):
     config = files.read_file(file)
-    cfg.check(config)
+    check(config)
     one = config.replace(devices=1)
-    runner = Runner(one, cfg.make_env(config), backend.place(one, jax.local_devices()))
+    env = envs.make(config.env, **config.env_kwargs)
+    runner = Runner(one, env, backend.place(one, jax.local_devices()))
     state = jax.eval_shape(runner._init_member, 0)
     following, metrics = jax.eval_shape(runner._step_member, state)
     assert jax.tree.map(lambda x: (x.shape, x.dtype), following) == jax.tree.map(

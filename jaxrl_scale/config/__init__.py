@@ -10,21 +10,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import typing
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from jaxrl_scale import algos, envs
-from jaxrl_scale.errors import RunError, one_line
+from jaxrl_scale.errors import RunError
 from jaxrl_scale.options import (
     check_divides,
     check_fields,
-    has_type,
     largest_divisor,
     option,
-    type_name,
 )
-from jaxrl_scale.types import Environment
 
 
 @dataclass(frozen=True)
@@ -190,40 +186,3 @@ def check_algo(algo: Any) -> None:
             f"algo={shown} should be an algorithm's own Config, "
             f"such as jaxrl_scale.algos.{algos.names()[0]}.Config()"
         )
-
-
-def make_env(config: Config) -> Environment:
-    """The config's environment. Raises a `RunError` that names what does not exist."""
-    try:
-        env = envs.make(config.env, **config.env_kwargs)
-    except (ValueError, ImportError) as error:
-        raise RunError(one_line(error)) from error
-    except TypeError as error:
-        if not config.env_kwargs:
-            raise
-        raise RunError(f"env_kwargs={config.env_kwargs!r}: {one_line(error)}") from error
-    if config.env in envs.names():
-        hints = typing.get_type_hints(type(env))
-        for name, value in config.env_kwargs.items():
-            if not has_type(value, hints[name]):
-                raise RunError(f"env_kwargs.{name}={value!r} should be {type_name(hints[name])}")
-    return env
-
-
-__all__ = [
-    "Config",
-    "Launch",
-    "check",
-    "check_minibatches",
-    "flatten",
-    "from_json",
-    "largest_divisor",
-    "load",
-    "load_launch",
-    "make_env",
-    "nearest",
-    "option",
-    "read_file",
-    "read_json",
-    "to_json",
-]

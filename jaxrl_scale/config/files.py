@@ -6,13 +6,13 @@ import dataclasses
 import json
 import re
 import runpy
-import traceback
 from pathlib import Path
 from typing import Any
 
 from jaxrl_scale import algos
 from jaxrl_scale.config import Config
 from jaxrl_scale.errors import RunError, nearest, one_line
+from jaxrl_scale.user_code import describe
 
 # --- files ----------------------------------------------------------------------------------
 
@@ -24,13 +24,17 @@ def read_file(path: Path) -> Config:
     if not path.is_file():
         near = nearest(str(path), [str(p) for p in path.parent.glob("*.py")])
         raise RunError(f"config file {path} does not exist{near}")
+    what = f"config file {path}"
     try:
         get_config = runpy.run_path(str(path)).get("get_config")
         config = get_config() if callable(get_config) else None
     except RunError as error:
-        raise RunError(f"config file {path}: {error}") from None
-    except Exception as error:
-        raise RunError(f"config file {path}{_mistake(path, error)}") from error
+        raise RunError(f"{what}: {error}") from None
+    except (Exception, SystemExit) as error:
+        hint = ""
+        if found := re.search(r"unexpected keyword argument '(\w+)'", str(error)):
+            hint = _nearest_field(found[1])
+        raise RunError(f"{what}{describe(error)}{hint}") from error
     if not callable(get_config):
         raise RunError(f"config file {path} has no function get_config()")
     if not isinstance(config, Config):
@@ -40,19 +44,6 @@ def read_file(path: Path) -> Config:
             "jaxrl_scale.Config"
         )
     return config
-
-
-def _mistake(path: Path, error: Exception) -> str:
-    """Where in a config file an exception arose, and what it says."""
-    lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
-    if isinstance(error, SyntaxError) and error.filename == str(path):
-        lines = [error.lineno]
-        text = f"{type(error).__name__}: {error.msg}"
-    elif found := re.search(r"unexpected keyword argument '(\w+)'", str(error)):
-        text = f"{error}{_nearest_field(found[1])}"
-    else:
-        text = f"{type(error).__name__}: {error}"
-    return (f", line {lines[-1]}: " if lines else ": ") + one_line(text)
 
 
 def _nearest_field(name: str) -> str:

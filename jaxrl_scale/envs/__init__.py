@@ -1,15 +1,16 @@
-"""Environments by name: `make` builds one, `names` lists those written here.
+"""Environments: `make` builds one by its name, `names` lists those written here, and `check_env`
+checks one of your own.
 
-Three kinds of name are understood:
+There are three kinds of names:
 
-- a Gymnasium id, e.g. ``CartPole-v1``: written here in JAX, one file each, tested one step
-  at a time against Gymnasium itself;
-- ``gymnax:<Id>``, e.g. ``gymnax:Breakout-MinAtar``: any registered environment of gymnax;
-- ``my_package.my_module:MyEnv``: your own class (or function that builds an environment),
-  found on ``sys.path`` or in the current directory.
+- a Gymnasium id, such as ``CartPole-v1``: an environment that is written here in JAX, in a file of
+  its own, and tested step by step against Gymnasium;
+- ``gymnax:<Id>``, such as ``gymnax:Breakout-MinAtar``: any registered environment of gymnax;
+- ``my_package.my_module:MyEnv``: a class of your own, on ``sys.path`` or in the current directory.
+  A function that builds an environment will do if its return annotation is an environment class.
 
-Keyword arguments go to the environment: ``make("CartPole-v1", length=1.0)``. Modules are
-imported only when one of their environments is asked for.
+Keyword arguments go to the environment: ``make("CartPole-v1", length=1.0)``. A module is imported
+only when one of its environments is asked for.
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
-import os
-import sys
+import typing
 from collections.abc import Callable
 from typing import Any
 
-from jaxrl_scale.types import Environment, EnvSpec
+from jaxrl_scale.envs.check import check_env as check_env
+from jaxrl_scale.errors import RunError, one_line
+from jaxrl_scale.options import has_type, type_name
+from jaxrl_scale.types import Environment
+from jaxrl_scale.user_code import errors_in_one_line, load_by_name
 
 _BUILT_IN = {
     "CartPole-v1": "cartpole:CartPole",
@@ -41,27 +45,40 @@ def names() -> tuple[str, ...]:
     return tuple(_BUILT_IN)
 
 
-def make(name: str, **kwargs: Any) -> Environment:
+def make(name: str, /, **kwargs: Any) -> Environment:
     """The environment called ``name``, with ``kwargs`` for its parameters.
 
-    Raises ``ValueError``, in one line, for a name or a parameter that does not exist.
+    An environment from outside the package is checked by `check_env`.
+
+    Raises:
+      RunError: if there is no such environment or parameter, if a value does not fit, or if the
+        environment does not keep the contract.
     """
     if name in _BUILT_IN:
         module, _, cls = _BUILT_IN[name].partition(":")
         build = getattr(importlib.import_module(f"{__name__}.{module}"), cls)
-        return _built(name, build, kwargs)
+        _check_parameters(name, build, kwargs)
+        _check_types(build, kwargs)
+        try:
+            return build(**kwargs)
+        except ValueError as error:
+            raise RunError(one_line(error)) from error
     if name.startswith("gymnax:"):
         from jaxrl_scale.envs import gymnax_adapter
 
-        return gymnax_adapter.make(name.removeprefix("gymnax:"), **kwargs)
-    if ":" in name:
-        env = _built(name, _imported(name), kwargs)
-        _check(name, env)
-        return env
-    raise ValueError(
-        f"unknown environment {name!r}. {_nearest(name)}There are {', '.join(names())}, "
-        "gymnax:<Id>, and your own as my_package.my_module:MyEnv"
-    )
+        env: Any = gymnax_adapter.make(name.removeprefix("gymnax:"), **kwargs)
+    elif ":" in name:
+        build = load_by_name("environment", name, _builds_environment, _WANTED)
+        _check_parameters(name, build, kwargs)
+        with errors_in_one_line(f"environment {name!r}"):
+            env = build(**kwargs)
+    else:
+        raise RunError(
+            f"unknown environment {name!r}. {_nearest(name)}There are {', '.join(names())}, "
+            "gymnax:<Id>, and your own as my_package.my_module:MyEnv"
+        )
+    check_env(env, name)
+    return env
 
 
 def _nearest(name: str) -> str:
@@ -73,50 +90,37 @@ def _nearest(name: str) -> str:
     return f"Did you mean {by_lower[near[0]]!r}? " if near else ""
 
 
-def _imported(name: str) -> Callable[..., Any]:
-    """What ``module:attribute`` names."""
-    module_name, _, attribute = name.partition(":")
-    if os.getcwd() not in sys.path:  # a console script does not look where it was started
-        sys.path.append(os.getcwd())
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module is there; something that it imports is not
-        raise ValueError(
-            f"environment {name!r}: there is no module {error.name!r} on sys.path or in "
-            f"the current directory {os.getcwd()}"
-        ) from None
-    found = getattr(module, attribute, None)
-    if not callable(found):
-        near = difflib.get_close_matches(attribute, vars(module), n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(
-            f"environment {name!r}: module {module_name!r} has no class {attribute!r}{hint}"
-        )
-    return found
+_WANTED = (
+    "a class with the methods reset(key) and step(key, state, action), or a function whose "
+    "return annotation is such a class"
+)
 
 
-def _built(name: str, build: Callable[..., Any], kwargs: dict[str, Any]) -> Environment:
-    """``build(**kwargs)``, with an error that names the parameters there are."""
+def _builds_environment(found: Any) -> bool:
+    """Whether it is an environment class, or a function that is annotated to return one."""
+    if inspect.isfunction(found):
+        try:
+            found = typing.get_type_hints(found).get("return")
+        except NameError:
+            return False
+    return isinstance(found, type) and all(
+        callable(getattr(found, method, None)) for method in ("reset", "step")
+    )
+
+
+def _check_parameters(name: str, build: Callable[..., Any], kwargs: dict[str, Any]) -> None:
+    """Check the parameters' names."""
     signature = inspect.signature(build)
     try:
         signature.bind(**kwargs)
     except TypeError as error:
         valid = ", ".join(signature.parameters) or "none"
-        raise ValueError(f"environment {name!r}: {error}; its parameters: {valid}") from None
-    return build(**kwargs)
+        raise RunError(f"environment {name!r}: {error}; its parameters: {valid}") from None
 
 
-def _check(name: str, env: Any) -> None:
-    missing = [part for part in ("spec", "reset", "step") if not hasattr(env, part)]
-    if missing:
-        raise ValueError(
-            f"environment {name!r} has no {' and no '.join(missing)}; an environment has "
-            "spec, reset(key) and step(key, state, action), see jaxrl_scale.types.Environment"
-        )
-    if not isinstance(env.spec, EnvSpec):
-        raise ValueError(
-            f"environment {name!r}: spec is a {type(env.spec).__name__}; it should be a "
-            "jaxrl_scale.types.EnvSpec"
-        )
+def _check_types(build: type, kwargs: dict[str, Any]) -> None:
+    """Check the parameters' values against the annotations of an environment written here."""
+    hints = typing.get_type_hints(build)
+    for name, value in kwargs.items():
+        if not has_type(value, hints[name]):
+            raise RunError(f"env_kwargs.{name}={value!r} should be {type_name(hints[name])}")

@@ -1,9 +1,9 @@
-"""Environments of gymnax (>= 1.0.1) behind our contract.
+"""Environments of gymnax (>= 1.0.1), adapted to the contract of `jaxrl_scale.types.Environment`.
 
-Taken from gymnax are ``reset_env`` and ``step_env``, which do not reset themselves, and its
-two ways of ending: ``step_env`` tells natural ends alone (``terminated``), ``is_truncated``
-tells the time limit. The limit stands in ``spec.max_episode_steps`` too; gymnax counts as we
-do, so both fall on the same step.
+The adapter uses gymnax's ``reset_env`` and ``step_env``, which do not reset by themselves.
+``step_env`` reports only the natural end of an episode (``terminated``); ``is_truncated`` reports
+the time limit. ``spec.max_episode_steps`` holds the same limit. gymnax counts steps as this
+package does, so both cut an episode at the same step.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_scale.errors import RunError
 from jaxrl_scale.types import Array, Box, Discrete, EnvSpec, Key, PyTree, TimeStep
+from jaxrl_scale.user_code import errors_in_one_line
 
 
 def make(name: str, **kwargs: Any) -> GymnaxEnv:
-    """Gymnax's ``name``; ``kwargs`` are arguments of its class or fields of its params."""
-    try:
-        import gymnax  # takes seconds: it brings plotting libraries along
-    except ImportError as error:
-        raise ImportError(f"gymnax:{name} needs gymnax>=1.0.1 and six: {error}") from error
+    """The gymnax environment ``name``. ``kwargs`` are arguments of its class or fields of its
+    params."""
+    import gymnax  # takes seconds, because it imports plotting libraries
 
     if name not in gymnax.registered_envs:
         known = list(gymnax.registered_envs)
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
-        raise ValueError(
+        raise RunError(
             f"gymnax has no environment {name!r}. Did you mean 'gymnax:{near[0]}'? "
             f"It has {', '.join(known)}"
         )
@@ -38,29 +38,31 @@ def make(name: str, **kwargs: Any) -> GymnaxEnv:
     arguments = set(inspect.signature(type(env)).parameters)
     fields = {field.name for field in dataclasses.fields(params)} - arguments
     if unknown := sorted(set(kwargs) - arguments - fields):
-        raise ValueError(
+        raise RunError(
             f"environment 'gymnax:{name}' has no parameter {', '.join(unknown)}; "
             f"its parameters: {', '.join(sorted(arguments | fields))}"
         )
-    if arguments & set(kwargs):
-        env, params = gymnax.make(name, **{k: kwargs[k] for k in arguments & set(kwargs)})
-    params = dataclasses.replace(params, **{k: kwargs[k] for k in fields & set(kwargs)})
-
-    adapted = GymnaxEnv(f"gymnax:{name}", env, params)
+    with errors_in_one_line(f"environment 'gymnax:{name}'"):
+        if arguments & set(kwargs):
+            env, params = gymnax.make(name, **{k: kwargs[k] for k in arguments & set(kwargs)})
+        params = dataclasses.replace(params, **{k: kwargs[k] for k in fields & set(kwargs)})
+        adapted = GymnaxEnv(f"gymnax:{name}", env, params)
     if len(adapted.spec.observation_shape) == 3:
         return GymnaxImageEnv(f"gymnax:{name}", env, params)
     return adapted
 
 
 class GymnaxEnv:
-    """One environment of gymnax. A discrete observation comes as its one-hot vector."""
+    """One environment of gymnax. A discrete observation becomes a one-hot vector."""
 
     def __init__(self, name: str, env: Any, params: Any) -> None:
         self._env, self._params = env, params
         self._classes = getattr(env.observation_space(params), "n", None)
         _, obs = jax.eval_shape(self.reset, jax.random.key(0))
         if not hasattr(obs, "shape"):
-            raise ValueError(f"{name} observes {obs}, of which no network here can make use")
+            raise RunError(
+                f"{name} observes {obs}; only one array, or one discrete value, is supported"
+            )
         limit = getattr(params, "max_steps_in_episode", None)
         self.spec = EnvSpec(
             id=name,
@@ -92,12 +94,13 @@ class GymnaxEnv:
 
 
 class GymnaxImageEnv(GymnaxEnv):
-    """One whose observation is a stack of planes, ``[height, width, planes]``, as MinAtar's."""
+    """An environment that observes a stack of planes, ``[height, width, planes]``, as MinAtar's
+    do."""
 
     def render(self, state: PyTree) -> np.ndarray:
-        """A frame of about 400 pixels a side, uint8: a colour for every plane, on black.
+        """A uint8 frame of about 400 x 400 pixels, with one colour per plane on black.
 
-        Where planes overlap the first is seen, which is the player in MinAtar.
+        Where planes overlap, the first one is drawn. In MinAtar that is the player.
         """
         obs = np.asarray(self._env.observe(jax.random.key(0), state, None, self._params))
         first = np.where((obs > 0).any(axis=2), (obs > 0).argmax(axis=2), obs.shape[2])
@@ -107,7 +110,7 @@ class GymnaxImageEnv(GymnaxEnv):
 
 
 def _hues(count: int) -> np.ndarray:
-    """``count`` bright colours evenly round the colour circle, ``[count, 3]`` in 0 … 255."""
+    """``count`` bright colours, evenly spaced on the colour circle, ``[count, 3]`` in 0 … 255."""
     phase = np.arange(count)[:, None] / count + np.array([0.0, 1 / 3, 2 / 3])
     return 150 + 105 * np.cos(2 * np.pi * phase)
 
@@ -116,19 +119,20 @@ def _action(name: str, space: Any) -> Discrete | Box:
     if hasattr(space, "n"):
         return Discrete(int(space.n))
     if not hasattr(space, "low"):
-        raise ValueError(f"{name} acts in {space}; Discrete and Box are supported")
+        raise RunError(f"{name} acts in {space}; Discrete and Box are supported")
     low, high = np.unique(space.low), np.unique(space.high)
     if low.size > 1 or high.size > 1:
-        raise ValueError(
-            f"{name} has other bounds for every action ({low} … {high}); one pair fits"
+        raise RunError(
+            f"{name} has actions of different bounds ({low} … {high}); only one pair of bounds for "
+            "all actions is supported"
         )
     return Box(float(low[0]), float(high[0]), tuple(space.shape))
 
 
 def _settled(tree: PyTree) -> PyTree:
-    """``tree`` as arrays of definite types, so that a scan can carry it.
+    """The leaves as arrays that are not weakly typed, so that a scan can carry them.
 
-    gymnax mixes Python numbers into the states that it resets to.
+    gymnax puts Python numbers into some of the states that its resets return.
     """
 
     def settled(leaf: Any) -> Array:

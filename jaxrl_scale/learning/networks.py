@@ -10,10 +10,7 @@ caller does not use of the two is never computed: XLA drops it.
 
 from __future__ import annotations
 
-import importlib
 import math
-import os
-import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -25,6 +22,7 @@ from flax.linen.initializers import orthogonal, zeros_init
 from jaxrl_scale.config import Config
 from jaxrl_scale.errors import RunError, nearest
 from jaxrl_scale.types import Array, Box, Discrete, EnvSpec, Key, PyTree
+from jaxrl_scale.user_code import load_by_name
 
 _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "tanh": jnp.tanh,
@@ -216,8 +214,10 @@ def _policy_and_value(config: Config, spec: EnvSpec, policy: Policy) -> nn.Modul
             shared=config.shared_torso,
             state_independent_std=isinstance(spec.action, Box),
         )
+    wanted = "a flax.linen.Module class"
+    build = load_by_name("network", config.network, _is_module, wanted)
     try:
-        return _import(config.network)(policy_size=policy.size)
+        return build(policy_size=policy.size)
     except TypeError as error:
         raise RunError(
             f"network {config.network} cannot be made with policy_size={policy.size}: {error}; "
@@ -225,14 +225,8 @@ def _policy_and_value(config: Config, spec: EnvSpec, policy: Policy) -> nn.Modul
         ) from error
 
 
-def _import(name: str) -> Callable[..., nn.Module]:
-    module_name, _, class_name = name.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
-    try:
-        return getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError) as error:
-        raise RunError(f"network {name} cannot be imported: {error}") from None
+def _is_module(found: object) -> bool:
+    return isinstance(found, type) and issubclass(found, nn.Module)
 
 
 class Torso(nn.Module):

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_scale import config as cfg
+from jaxrl_scale import envs
 from jaxrl_scale.config import Config, files
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.loop import rollout
@@ -167,7 +167,7 @@ def load(run_dir: str | Path, member: int = 0, checkpoint: str = "latest") -> Ag
     config = files.read_json(run_dir / "config.json")
     if not 0 <= member < config.num_seeds:
         raise RunError(f"member={member}, but the run has members 0 to {config.num_seeds - 1}")
-    env = cfg.make_env(config)
+    env = envs.make(config.env, **config.env_kwargs)
     placement = backend.place(config.replace(devices=1), jax.local_devices())
     runner = Runner(config, env, placement)
     found = checkpoints.restore(

@@ -1,0 +1,220 @@
+"""Whether an environment keeps the contract of `jaxrl_scale.types.Environment`."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_scale.errors import RunError
+from jaxrl_scale.types import Box, Discrete, EnvSpec, TimeStep
+from jaxrl_scale.user_code import describe
+
+_LARGEST = 2**31 - 1
+
+
+def check_env(env: Any, name: str | None = None) -> None:
+    """Raise a `RunError` of one line unless ``env`` keeps the contract.
+
+    ``reset`` and ``step`` are traced once by `jax.eval_shape`: nothing is compiled and nothing
+    runs, so this takes milliseconds. What depends on values (a reward that is not finite, an
+    episode that never ends) is not seen.
+
+    Args:
+      name: what the error calls the environment; its class by default.
+    """
+    what = f"environment {name or type(env).__name__!r}"
+    try:
+        spec = env.spec
+    except AttributeError as error:
+        if "spec" in dir(type(env)):  # a property that fails
+            raise RunError(f"{what}: spec{describe(error)}") from error
+        raise RunError(
+            f"{what} has no attribute spec; it should be a jaxrl_scale.types.EnvSpec"
+        ) from None
+    except (Exception, SystemExit) as error:
+        raise RunError(f"{what}: spec{describe(error)}") from error
+    _check_spec(what, spec)
+    observation = jax.ShapeDtypeStruct(spec.observation_shape, np.dtype(spec.observation_dtype))
+
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    returned = _trace(what, env, "reset(key)", key)
+    if not (isinstance(returned, tuple) and len(returned) == 2):
+        _refuse(what, "reset", returned, f"(state, observation {_shown(observation)})")
+    state, seen = returned
+    _check_array(what, "reset", "observation", seen, observation, "spec says")
+
+    if isinstance(spec.action, Discrete):
+        action = jax.ShapeDtypeStruct((), jnp.int32)
+    else:
+        action = jax.ShapeDtypeStruct(spec.action.shape, jnp.float32)
+    returned = _trace(what, env, "step(key, state, action)", key, state, action)
+    if not (isinstance(returned, tuple) and len(returned) == 2) or not isinstance(
+        returned[1], TimeStep
+    ):
+        wanted = "(state, TimeStep(obs, reward, terminated, truncated))"
+        _refuse(what, "step", returned, wanted)
+    new_state, out = returned
+    _check_state(what, state, new_state)
+    _check_array(what, "step", "obs", out.obs, observation, "spec says")
+    for part, dtype in (("reward", jnp.float32), ("terminated", bool), ("truncated", bool)):
+        should = jax.ShapeDtypeStruct((), dtype)
+        _check_array(what, "step", part, getattr(out, part), should, "it should be")
+
+
+def _check_spec(what: str, spec: Any) -> None:
+    if not isinstance(spec, EnvSpec):
+        raise RunError(
+            f"{what}: spec is of type {_type_name(spec)}; it should be a jaxrl_scale.types.EnvSpec"
+        )
+    if not isinstance(spec.id, str):
+        _refuse_value(what, "spec.id", spec.id, "a text")
+    if not _is_shape(spec.observation_shape):
+        should = "a tuple of whole numbers of at least 1, such as (4,)"
+        _refuse_value(what, "spec.observation_shape", spec.observation_shape, should)
+    if not _is_observable(spec.observation_dtype):
+        should = "a dtype that JAX computes with, such as numpy.float32 or numpy.uint8"
+        _refuse_value(what, "spec.observation_dtype", spec.observation_dtype, should)
+    steps = spec.max_episode_steps
+    if steps is not None and not _is_whole(steps, 1):
+        should = f"None or a whole number from 1 to {_LARGEST}"
+        _refuse_value(what, "spec.max_episode_steps", steps, should)
+
+    action = spec.action
+    if isinstance(action, Discrete):
+        if not _is_whole(action.n, 1):
+            _refuse_value(what, "spec.action.n", action.n, "a whole number of at least 1")
+    elif isinstance(action, Box):
+        for bound in ("low", "high"):
+            value = getattr(action, bound)
+            if not _is_number(value) or math.isnan(value):
+                should = "one number, which is the bound of every action"
+                _refuse_value(what, f"spec.action.{bound}", value, should)
+        if action.low >= action.high:
+            should = f"below spec.action.high={action.high!r}"
+            _refuse_value(what, "spec.action.low", action.low, should)
+        if not _is_shape(action.shape):
+            should = "a tuple of whole numbers of at least 1, such as (2,)"
+            _refuse_value(what, "spec.action.shape", action.shape, should)
+    else:
+        raise RunError(
+            f"{what}: spec.action is of type {_type_name(action)}; it should be a Discrete or a "
+            "Box of jaxrl_scale.types"
+        )
+
+
+def _trace(what: str, env: Any, call: str, *arguments: Any) -> Any:
+    """The shapes and dtypes of what a method returns."""
+    name = call.partition("(")[0]
+    method = getattr(env, name, None)
+    if not callable(method):
+        raise RunError(f"{what} has no method {call}")
+    try:
+        signature = inspect.signature(method)
+        signature.bind(*arguments)
+    except TypeError as error:
+        raise RunError(f"{what}: {name}{signature} is called as {call}: {error}") from None
+    except ValueError:
+        pass  # a callable without a signature
+    try:
+        return jax.eval_shape(method, *arguments)
+    except (Exception, SystemExit) as error:
+        raise RunError(f"{what}: {name}{describe(error)}{_hint(error)}") from error
+
+
+def _hint(error: BaseException) -> str:
+    if isinstance(error, jax.errors.TracerBoolConversionError):
+        return (
+            "; `if`, `while`, `and`, `or` and `not` cannot depend on an array: use jnp.where, "
+            "&, | and ~"
+        )
+    if isinstance(error, jax.errors.TracerArrayConversionError):
+        return "; use jax.numpy instead of numpy"
+    if isinstance(error, jax.errors.ConcretizationTypeError):
+        return "; Python's int, float and bool cannot take an array: use .astype"
+    return ""
+
+
+def _check_state(what: str, before: Any, after: Any) -> None:
+    should = "both should have the same structure, shapes and dtypes"
+    structures: list[Any] = [jax.tree.structure(before), jax.tree.structure(after)]
+    if structures[0] != structures[1]:
+        raise RunError(
+            f"{what}: reset returned the state {_shown(before)} and step returned the state "
+            f"{_shown(after)}; {should}"
+        )
+    named, others = jax.tree_util.tree_flatten_with_path(before)[0], jax.tree.leaves(after)
+    for (path, one), other in zip(named, others, strict=True):
+        if (one.shape, one.dtype) != (other.shape, other.dtype):
+            raise RunError(
+                f"{what}: state{jax.tree_util.keystr(path)} is {_shown(one)} after reset and "
+                f"{_shown(other)} after step; {should}"
+            )
+
+
+def _check_array(what: str, method: str, part: str, found: Any, should: Any, source: str) -> None:
+    if (getattr(found, "shape", None), getattr(found, "dtype", None)) != (
+        should.shape,
+        should.dtype,
+    ):
+        raise RunError(
+            f"{what}: {method} returned {part} {_shown(found)}, {source} {_shown(should)}"
+        )
+
+
+def _refuse(what: str, method: str, returned: Any, should: str) -> NoReturn:
+    raise RunError(f"{what}: {method} returned {_shown(returned)}; it should return {should}")
+
+
+def _refuse_value(what: str, name: str, value: Any, should: str) -> NoReturn:
+    shown = " ".join(repr(value).split())
+    raise RunError(f"{what}: {name}={shown[:100]} should be {should}")
+
+
+def _shown(tree: Any) -> str:
+    """A tree of abstract arrays in JAX's notation: ``(float32[4], {'time': int32[]})``."""
+    if isinstance(tree, jax.ShapeDtypeStruct):
+        return f"{tree.dtype}[{','.join(map(str, tree.shape))}]"
+    if fields := getattr(tree, "_fields", None):
+        parts = ", ".join(f"{k}={_shown(v)}" for k, v in zip(fields, tree, strict=True))
+        text = f"{type(tree).__name__}({parts})"
+    elif isinstance(tree, tuple | list):
+        text = f"({', '.join(map(_shown, tree))})"
+    elif isinstance(tree, dict):
+        text = "{" + ", ".join(f"{k!r}: {_shown(v)}" for k, v in tree.items()) + "}"
+    else:
+        text = "None" if tree is None else f"a {type(tree).__name__}"
+    return text if len(text) <= 200 else f"{text[:200]}…"
+
+
+def _type_name(value: Any) -> str:
+    """A type with its module, since libraries have types of equal names."""
+    kind = type(value)
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+
+
+def _is_whole(value: Any, low: int) -> bool:
+    is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    return is_whole and low <= value <= _LARGEST
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, tuple) and all(_is_whole(size, 1) for size in value)
+
+
+def _is_observable(dtype: Any) -> bool:
+    """Whether it is a bool, integer or float dtype of at most 32 bits."""
+    try:
+        known = np.dtype(dtype)
+    except TypeError:
+        return False
+    real = jnp.issubdtype(known, jnp.integer) or jnp.issubdtype(known, jnp.floating)
+    return dtype is not None and (known.kind == "b" or real) and known.itemsize <= 4

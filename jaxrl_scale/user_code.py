@@ -1,0 +1,119 @@
+"""Code that the user brings: a class found by its name, and its errors told in one line.
+
+``--env`` and ``--network`` take ``my_package.my_module:MyClass``. The name may also come from the
+``config.json`` of somebody else's run, so what is named must be a class of the right kind before
+it is called: ``os:system`` is refused, not run. Only the import of the module itself runs code.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from jaxrl_scale.errors import RunError, nearest, one_line
+
+
+def load_by_name(kind: str, name: str, fits: Callable[[Any], bool], wanted: str) -> Any:
+    """Import what ``module:Name`` names. It is looked at, and not called.
+
+    Args:
+      kind: what the name stands for, ``"environment"`` or ``"network"``; errors begin with it.
+      fits: whether an object is of that kind.
+      wanted: what the object should be, in words that complete "it should be …".
+
+    Raises:
+      RunError: if there is no such module or object, if the module cannot be imported, or if the
+        object is of another kind.
+    """
+    module_name, _, attribute = name.partition(":")
+    what = f"{kind} {name!r}"
+    if module_name.endswith(".py") or not re.fullmatch(r"\w+(\.\w+)*", module_name):
+        stem = re.sub(r"\.py$", "", module_name).strip("./\\").replace("/", ".")
+        raise RunError(
+            f"{what}: {module_name!r} is not the name of a module; write it as Python's import "
+            f"does, such as {stem or 'my_module'}:{attribute}"
+        )
+    if os.getcwd() not in sys.path:  # an installed command does not look where it was started
+        sys.path.append(os.getcwd())
+    try:
+        with errors_in_one_line(what):
+            module = importlib.import_module(module_name)
+    except RunError as error:
+        missing = getattr(error.__cause__, "name", None)
+        if isinstance(error.__cause__, ModuleNotFoundError) and f"{module_name}.".startswith(
+            f"{missing}."
+        ):
+            raise RunError(
+                f"{what}: there is no module {missing!r} on sys.path or in the current directory "
+                f"{os.getcwd()}"
+            ) from None
+        raise  # the module is there; something that it imports is not
+    if not hasattr(module, attribute):
+        fitting = [known for known, value in vars(module).items() if fits(value)]
+        hint = nearest(attribute, fitting) or ("; it has " + ", ".join(fitting) if fitting else "")
+        raise RunError(f"{what}: module {module_name!r} has no {attribute!r}{hint}")
+    found = getattr(module, attribute)
+    if fits(found):
+        return found
+    if fits(type(found)):
+        hint = f"{attribute!r} is an instance of {type(found).__name__}; name the class instead"
+        raise RunError(f"{what}: {hint}")
+    raise RunError(f"{what}: {attribute!r} was not called, because it should be {wanted}")
+
+
+@contextmanager
+def errors_in_one_line(what: str) -> Iterator[None]:
+    """Raise a `RunError` for whatever the user's code raises, ``sys.exit()`` included: ``what``,
+    the file and line of the user's code, and the error."""
+    try:
+        yield
+    except RunError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise RunError(f"{what}{describe(error)}") from error
+
+
+def describe(error: BaseException) -> str:
+    """``", mine.py, line 3: KeyError: 'x'"``, without the place where no code of the user's is
+    involved."""
+    place = _place(error)
+    message = error.msg if isinstance(error, SyntaxError) else str(error)
+    if len(message) > 300:
+        message = message.splitlines()[0][:300]
+    if isinstance(error, SystemExit):
+        message = f"{message or 'None'}, which would end the program"
+    return f"{place}: {type(error).__name__}" + (f": {one_line(message)}" if message else "")
+
+
+def _place(error: BaseException) -> str:
+    """``", FILE, line NUMBER"`` of the last line of the user's code that ran."""
+    if isinstance(error, SyntaxError) and error.filename:
+        places: list[tuple[str, int | None]] = [(error.filename, error.lineno)]
+    else:
+        frames = traceback.extract_tb(error.__traceback__)
+        places = [(frame.filename, frame.lineno) for frame in frames]
+    of_the_user = [place for place in places if not _is_library(place[0])]
+    if not of_the_user:
+        return ""
+    file, line = of_the_user[-1]
+    near = os.path.relpath(file)
+    return f", {file if near.startswith('..') else near}, line {line}"
+
+
+def _is_library(file: str) -> bool:
+    """Whether a file belongs to Python, to this package, or to the libraries below it."""
+    if file.startswith("<frozen"):
+        return True
+    standard = sysconfig.get_paths()["stdlib"]
+    if file.startswith(standard) and "-packages" not in file:
+        return True
+    libraries = [sys.modules.get(name) for name in (__package__, "jax", "jaxlib", "flax", "numpy")]
+    folders = [os.path.dirname(module.__file__ or "") for module in libraries if module]
+    return any(file.startswith(folder + os.sep) for folder in folders if folder)
