@@ -22,6 +22,23 @@ LOST = 75
 INTERRUPTED = 128 + signal.SIGINT
 """Interrupted by Ctrl-C, as a shell reports it."""
 
+MEANING = {
+    FINISHED: "finished",
+    UNFINISHED: "some run did not come to its end",
+    MISTAKE: "a mistake in the call or in the config; nothing was started",
+    NOT_FINITE: "no agent's loss is finite any more",
+    INPUT_OUTPUT_ERROR: "an input/output error, such as a full disk",
+    STOPPED: "stopped by a signal after saving, or another process was lost; --resume continues",
+    INTERRUPTED: "interrupted by Ctrl-C",
+}
+"""What an exit status says, for ``--help``."""
+
+
+def status_table(*statuses: int) -> str:
+    """The lines of ``--help`` that explain exit statuses."""
+    rows = (f"  {status:<5}{MEANING[status]}" for status in statuses)
+    return "\n".join(["exit status:", *rows, ""])
+
 
 class RunError(ValueError):
     """An error that a command prints as one line, without a traceback, before it exits with

@@ -108,7 +108,7 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
     for k, path in enumerate(paths):
         config = _flat(_read_json(path / "config.json"))
         if not (path / "config.json").exists():
-            what = "is no run directory: it has no config.json"
+            what = "is not a run directory: it has no config.json"
             raise RunError(f"{short(path)} {what if path.exists() else 'does not exist'}")
         if missing := {"env", "num_envs", "rollout_length", "total_steps"} - set(config):
             raise RunError(f"{short(path / 'config.json')} lacks {', '.join(sorted(missing))}")

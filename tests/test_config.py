@@ -131,7 +131,7 @@ def test_help_shows_the_config_files_defaults(write, capsys):
     with pytest.raises(SystemExit):
         command_line.load(["--config", file, "--help"])
     out = " ".join(capsys.readouterr().out.split())
-    assert "environments of one agent, over all devices [4096]" in out
+    assert "number of environments per agent, over all devices [4096]" in out
     assert "[gravity=5.5]" in out
 
 
@@ -444,6 +444,21 @@ def test_a_huge_iteration_is_refused_at_once():
     assert refused("--num_envs=1048576", "--rollout_length=2047", "--algo.minibatch_size=4104")
 
 
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ({"num_envs": 8}, "{'num_envs': 8}"),
+        ("configs/acrobot.py", "'configs/acrobot.py'"),
+        (Config, "the class Config"),
+        (None, "None"),
+    ],
+)
+def test_what_is_no_config_is_refused(given, shown):
+    with pytest.raises(RunError) as caught:
+        config.check(given)
+    assert str(caught.value) == f"config={shown} should be an instance of jaxrl_scale.Config"
+
+
 # --- environments and networks --------------------------------------------------------------
 
 
@@ -613,8 +628,11 @@ def test_a_config_file_that_is_wrong_is_refused_with_its_line(text, said, write)
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ("algo='ppo'", "algo='ppo' should be an algorithm's own Config, such as jaxrl_scale.algos"),
-        ("algo=ppo.Config", "algo=Config should be an algorithm's own Config"),
+        (
+            "algo='ppo'",
+            "algo='ppo' should be an instance of an algorithm's Config, such as jaxrl_scale.algos",
+        ),
+        ("algo=ppo.Config", "algo=Config should be an instance of an algorithm's Config"),
         ("num_envs='64'", "num_envs='64' should be a whole number"),
         ("num_envs=64.0", "num_envs=64.0 should be a whole number"),
         ("num_envs=True", "num_envs=True should be a whole number"),
@@ -719,7 +737,7 @@ def test_total_steps_cannot_lengthen_a_run_of_fixed_iterations_by_the_back_door(
 
 def test_a_run_directory_that_is_none_is_refused(run, tmp_path):
     assert refused("--resume", str(tmp_path)) == (
-        f"{tmp_path} is no run directory: it has no config.json"
+        f"{tmp_path} is not a run directory: it has no config.json"
     )
     near = tmp_path / "acrobot-1"
     near.mkdir()

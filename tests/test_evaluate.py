@@ -154,7 +154,7 @@ def test_a_mistake_is_told_in_one_line(run, arguments, message, capfd, monkeypat
 
 def test_a_folder_that_is_no_run_or_has_no_checkpoint_is_told(run, tmp_path, capfd):
     status, _, err = command(tmp_path, capfd=capfd)
-    wanted = f"error: {tmp_path} is no run directory: it has no config.json\n"
+    wanted = f"error: {tmp_path} is not a run directory: it has no config.json\n"
     assert (status, err) == (2, wanted)
     shutil.copy(run / "config.json", tmp_path)
     status, _, err = command(tmp_path, capfd=capfd)

@@ -108,7 +108,7 @@ def test_files_of_others_do_not_hinder_a_new_run_but_remains_of_a_run_do(tmp_pat
 def test_only_a_run_can_be_resumed(tmp_path):
     with pytest.raises(RunError, match="does not exist"):
         run_directory.open_existing(tmp_path / "nowhere")
-    with pytest.raises(RunError, match=r"no run directory: it has no config\.json"):
+    with pytest.raises(RunError, match=r"not a run directory: it has no config\.json"):
         run_directory.open_existing(tmp_path)
 
 

@@ -394,7 +394,7 @@ def no_run(tmp_path):
     ("make", "message"),
     [
         (lambda tmp_path: tmp_path / "absent", "absent does not exist"),
-        (no_run, "no_run is no run directory: it has no config.json"),
+        (no_run, "no_run is not a run directory: it has no config.json"),
         (empty, "empty has no metrics yet; log_every says when they come"),
         (damaged, "summary.json is damaged"),
     ],

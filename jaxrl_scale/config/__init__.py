@@ -1,9 +1,9 @@
-"""Typed configs: frozen dataclasses, a Python file that fills them, the command line on top.
+"""What a run is: `Config`, a frozen dataclass, and `check`, which refuses sizes that do not fit.
 
-`load` turns ``argv`` into a checked `Config`; every mistake is a one-line `RunError` raised
-before anything is compiled. Sizes are checked in one place, `check`. What only the building of
-an environment or a network can tell (``gymnax:…`` and ``module:Class``), `jaxrl_scale.envs`
-and `jaxrl_scale.learning.networks` check.
+A config comes from Python, from a file or a run directory (`jaxrl_scale.config.files`), and from
+the command line (`jaxrl_scale.config.command_line`). A mistake in it is a `RunError` of one line,
+raised before anything is compiled. Mistakes that only show when an environment or a network is
+built are found by `jaxrl_scale.envs` and `jaxrl_scale.learning.networks`.
 """
 
 from __future__ import annotations
@@ -14,127 +14,153 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from jaxrl_scale import algos, envs
-from jaxrl_scale.errors import RunError
-from jaxrl_scale.options import (
-    check_divides,
-    check_fields,
-    largest_divisor,
-    option,
-)
+from jaxrl_scale.errors import RunError, one_line
+from jaxrl_scale.options import check_divides, check_fields, largest_divisor, option
+
+_INT32 = 2**31 - 1  # JAX counts and indexes in int32
 
 
 @dataclass(frozen=True)
 class Config:
-    """One run, whole: the run is a function of this (and of ``seed``, which is part of it)."""
+    """All options of a run. A run is a function of its config alone; the seed is part of it."""
 
     env: str = option(
-        "CartPole-v1", f"environment: {', '.join(envs.names())}, gymnax:NAME or module:Class"
+        "CartPole-v1",
+        f"environment: {', '.join(envs.names())}, gymnax:NAME, or a class of your own as "
+        "my_module:MyClass",
     )
     env_kwargs: dict[str, Any] = option(
-        {}, "a parameter of the environment; another --env drops those of the config file"
+        {},
+        "parameter NAME of the environment; if --env names another environment than the config "
+        "file, the parameters in the file are dropped",
     )
     algo: Any = field(default_factory=lambda: algos.get("ppo").Config())
     network: str = option(
-        "mlp", "network: mlp, cnn, auto (cnn for images, else mlp) or module:Class, a flax module"
+        "mlp",
+        "network: mlp, cnn, auto (cnn for images, otherwise mlp), or a flax.linen.Module class of "
+        "your own as my_module:MyClass",
     )
     hidden_sizes: tuple[int, ...] = option((64, 64), "widths of the hidden layers", low=1)
     activation: Literal["tanh", "relu", "silu", "gelu"] = option(
-        "tanh", "activation after each hidden layer"
+        "tanh", "activation function after each hidden layer"
     )
-    shared_torso: bool = option(False, "policy and value share the hidden layers")
+    shared_torso: bool = option(False, "let policy and value share the hidden layers")
 
-    seed: int = option(0, "the first member's seed; member k has seed + k", low=0, high=2**31 - 1)
-    num_seeds: int = option(1, "agents trained side by side in one program", low=1)
-    num_envs: int = option(64, "environments of one agent, over all devices", low=1)
+    seed: int = option(0, "seed of agent 0; agent k has seed + k", low=0, high=_INT32)
+    num_seeds: int = option(1, "number of agents, trained side by side in one program", low=1)
+    num_envs: int = option(64, "number of environments per agent, over all devices", low=1)
     num_shards: int = option(
         8,
-        "fixed slices of the environments, a power of two; bounds the devices of one agent",
+        "number of equal parts of an agent's environments, a power of two; one agent can use at "
+        "most this many devices",
         low=1,
     )
-    rollout_length: int = option(128, "steps of each environment in an iteration", low=1)
+    rollout_length: int = option(128, "steps of each environment per iteration", low=1)
     total_steps: int = option(
-        1_000_000, "environment steps of one agent, rounded up to whole iterations", low=1
+        1_000_000, "environment steps per agent, rounded up to whole iterations", low=1
     )
-    iterations: int | None = option(
-        None, "iterations; where given, total_steps does not count", low=1
-    )
+    iterations: int | None = option(None, "number of iterations; overrides total_steps", low=1)
     target_return: float | None = option(
-        None, "mean return of the last 100 episodes that counts as solved", on_resume=True
+        None,
+        "the task counts as solved once the last 100 episodes have this mean return",
+        on_resume=True,
     )
 
     devices: int | None = option(
-        None, "local devices; none: all GPUs, or one CPU device a core", low=1, on_resume=True
+        None,
+        "number of devices per process; none: all GPUs, or one CPU device per core",
+        low=1,
+        on_resume=True,
     )
     reduction: Literal["auto", "exact", "fast"] = option(
         "auto",
-        "exact: sums in one fixed order, bit-identical on any number of devices; "
-        "fast: one big batch, equal within rounding; auto: exact on CPUs, fast on GPUs",
+        "how sums over shards are computed; exact: in one fixed order, so that results are equal "
+        "to the last bit on any number of devices; fast: as one big batch, so that results are "
+        "equal within rounding; auto: exact on CPUs, fast on GPUs",
     )
     matmul_precision: Literal["highest", "high", "default"] = option(
-        "highest", "of matrix products; highest is float32 throughout"
+        "highest", "precision of matrix products; highest: float32 throughout"
     )
-    deterministic: bool = option(False, "XLA's deterministic operations on GPUs (slower)")
+    deterministic: bool = option(
+        False, "use only deterministic operations on GPUs, which are slower"
+    )
 
-    log_every: int = option(5, "iterations between rows of metrics", low=1)
-    eval_every: int = option(0, "iterations between evaluations; 0: only at the end", low=0)
-    eval_episodes: int = option(128, "episodes of an evaluation, for each seed", low=1)
-    checkpoint_every: int = option(50, "iterations between checkpoints", low=1)
-    keep_checkpoints: int = option(3, "latest checkpoints kept, beside the best", low=1)
-    wandb: Literal["auto", "online", "offline", "disabled"] = option(
-        "auto", "auto: online where wandb finds an account, else offline", on_resume=True
+    log_every: int = option(5, "iterations from one row of metrics to the next", low=1)
+    eval_every: int = option(
+        0, "iterations from one evaluation to the next; 0: only one, at the end", low=0
     )
-    wandb_project: str = option("jaxrl_scale", "wandb's project", on_resume=True)
-    tensorboard: bool = option(True, "write TensorBoard's event files", on_resume=True)
+    eval_episodes: int = option(128, "episodes per evaluation of each agent", low=1)
+    checkpoint_every: int = option(50, "iterations from one checkpoint to the next", low=1)
+    keep_checkpoints: int = option(
+        3, "number of newest checkpoints that are kept, in addition to the best one", low=1
+    )
+    wandb: Literal["auto", "online", "offline", "disabled"] = option(
+        "auto",
+        "how to log to Weights & Biases; auto: online if wandb finds an account, otherwise offline",
+        on_resume=True,
+    )
+    wandb_project: str = option("jaxrl_scale", "name of the project in wandb", on_resume=True)
+    tensorboard: bool = option(True, "write event files for TensorBoard", on_resume=True)
     compilation_cache: str = option(
-        "~/.cache/jaxrl_scale", "folder of compiled programs; empty: none", on_resume=True
+        "~/.cache/jaxrl_scale",
+        "folder of compiled programs, which later runs reuse; empty: no such folder",
+        on_resume=True,
     )
     run_dir: str | None = option(None, "folder of the run; none: runs/<config>-<time>")
 
     @property
     def steps_per_iteration(self) -> int:
-        """Environment steps (valid or not) of one agent in one iteration."""
+        """Environment steps of one agent in one iteration, those that reset included."""
         return self.num_envs * self.rollout_length
 
     @property
     def num_iterations(self) -> int:
+        """Iterations of the whole run."""
         return self.iterations or -(-self.total_steps // self.steps_per_iteration)
 
     @property
     def envs_per_shard(self) -> int:
+        """Environments of one shard of one agent."""
         return self.num_envs // self.num_shards
 
     def replace(self, **changes: Any) -> Config:
+        """A copy with other values for some options."""
         return dataclasses.replace(self, **changes)
 
 
 @dataclass(frozen=True)
 class Launch:
-    """How this process finds the others of its run: no part of the run itself."""
+    """How this process finds the other processes of its run. This is no part of the run itself."""
 
     coordinator: str | None = option(
-        None, "HOST[:PORT] of process 0; none: from Slurm, OpenMPI or JAX_COORDINATOR_ADDRESS"
+        None,
+        "address of process 0 as HOST[:PORT]; none: that of Slurm, of OpenMPI or of "
+        "JAX_COORDINATOR_ADDRESS",
     )
     num_processes: int | None = option(
-        None, "processes of the run; none: from the same, or JAX_NUM_PROCESSES", low=1
+        None,
+        "number of processes of the run; none: that of Slurm, of OpenMPI or of JAX_NUM_PROCESSES",
+        low=1,
     )
     process_id: int | None = option(
-        None, "which of them this is, from 0; none: from the same, or JAX_PROCESS_ID", low=0
+        None,
+        "index of this process, from 0; none: that of Slurm, of OpenMPI or of JAX_PROCESS_ID",
+        low=0,
     )
     start_timeout: float = option(
-        300.0, "seconds to wait for all processes to come", low=1, high=86_400
+        300.0, "seconds to wait until all processes have connected", low=1, high=86_400
     )
     heartbeat: float = option(
-        20.0, "seconds of silence after which a process counts as lost", low=1, high=3_600
+        20.0,
+        "seconds without a message after which a process counts as lost",
+        low=1,
+        high=3_600,
     )
-
-
-# --- checks ---------------------------------------------------------------------------------
-
-_INT32 = 2**31 - 1  # JAX counts and indexes in int32
 
 
 def check(config: Config) -> None:
-    """Raise a `RunError` that names the numbers that do not fit."""
+    """Raise a `RunError` that names the values that do not fit, and one that would fit."""
+    check_kind(config)
     check_algo(config.algo)
     check_fields(config, "")
     check_fields(config.algo, "algo.")
@@ -178,11 +204,21 @@ def check(config: Config) -> None:
     config.algo.check(config)
 
 
-def check_algo(algo: Any) -> None:
-    """An instance of a ``Config`` of `jaxrl_scale.algos`, not its name and not the class."""
-    if isinstance(algo, type) or not dataclasses.is_dataclass(algo) or not hasattr(algo, "name"):
-        shown = algo.__qualname__ if isinstance(algo, type) else repr(algo)
+def check_kind(config: Any) -> None:
+    """Raise a `RunError` unless it is an instance of `Config`: no dict, no path and no class."""
+    if not isinstance(config, Config):
+        shown = f"the class {config.__qualname__}" if isinstance(config, type) else repr(config)
         raise RunError(
-            f"algo={shown} should be an algorithm's own Config, "
+            f"config={one_line(shown)[:100]} should be an instance of jaxrl_scale.Config"
+        )
+
+
+def check_algo(algo: Any) -> None:
+    """Raise a `RunError` unless it is an instance of an algorithm's ``Config``: neither its name
+    nor the class."""
+    if isinstance(algo, type) or not dataclasses.is_dataclass(algo) or not hasattr(algo, "name"):
+        shown = algo.__qualname__ if isinstance(algo, type) else repr(algo)[:100]
+        raise RunError(
+            f"algo={shown} should be an instance of an algorithm's Config, "
             f"such as jaxrl_scale.algos.{algos.names()[0]}.Config()"
         )

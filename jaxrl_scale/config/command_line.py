@@ -1,4 +1,4 @@
-"""The command line of training: every field of a config is an option."""
+"""The command line of training, on which every field of a config is an option."""
 
 from __future__ import annotations
 
@@ -15,15 +15,27 @@ from jaxrl_scale import algos
 from jaxrl_scale.commands import Parser
 from jaxrl_scale.config import Config, Launch, check, check_algo
 from jaxrl_scale.config.files import flatten, read_file, read_json
-from jaxrl_scale.errors import RunError, one_line
+from jaxrl_scale.errors import (
+    FINISHED,
+    INPUT_OUTPUT_ERROR,
+    INTERRUPTED,
+    MISTAKE,
+    NOT_FINITE,
+    STOPPED,
+    RunError,
+    one_line,
+    status_table,
+)
 from jaxrl_scale.options import check_fields, nearest_choice, type_name
-
-# --- the command line -----------------------------------------------------------------------
 
 
 def load(argv: Sequence[str]) -> tuple[Config, str, str | None]:
-    """``argv`` to ``(config, name, run directory to resume or None)``; ``name`` is the stem
-    of the config file, or of the environment where there is none."""
+    """Read a whole command line.
+
+    Returns:
+      The config, the run's name (that of the config file without ``.py``, or that of the
+      environment if there is no file), and the run directory to resume, or ``None``.
+    """
     first = Parser(add_help=False)
     for option_string in ("--config", "--resume", "--algo"):
         first.add_argument(option_string)
@@ -43,7 +55,7 @@ def load(argv: Sequence[str]) -> tuple[Config, str, str | None]:
         config = config.replace(algo=other)
 
     changes = _changes(config, argv)
-    if "total_steps" in changes:  # instead of the config's iterations
+    if "total_steps" in changes:  # it replaces the iterations that the config file gives
         changes.setdefault("iterations", None)
     if chosen.resume is not None:
         _check_resume(config, changes)
@@ -54,8 +66,8 @@ def load(argv: Sequence[str]) -> tuple[Config, str, str | None]:
 
 
 def load_launch(argv: Sequence[str]) -> Launch:
-    """The options of ``argv`` that say how this process finds the others; `load` checks the
-    rest of them."""
+    """The options that say how this process finds the others. All other options are ignored here,
+    because `load` checks them."""
     parser, hints = Parser(add_help=False), typing.get_type_hints(Launch)
     _add_options(parser, Launch(), "")
     texts = vars(parser.parse_known_args(argv)[0])
@@ -65,7 +77,7 @@ def load_launch(argv: Sequence[str]) -> Launch:
 
 
 def _changes(config: Config, argv: Sequence[str]) -> dict[str, Any]:
-    """What ``argv`` sets, by the names of `flatten`."""
+    """The options that ``argv`` sets, by their names in `flatten`."""
     parser = _parser(config)
     kwargs = {text.split("=")[0] for text in argv if text.startswith("--env_kwargs.")}
     for name in kwargs - {"--env_kwargs.", "--env_kwargs.NAME"}:
@@ -93,7 +105,7 @@ def _replace(config: Config, changes: dict[str, Any]) -> Config:
 
 def _check_resume(config: Config, changes: dict[str, Any]) -> None:
     allowed = [f.name for f in dataclasses.fields(Config) if f.metadata.get("on_resume")]
-    if not config.algo.depends_on_budget:  # then a longer run begins exactly like a shorter one
+    if not config.algo.depends_on_budget:  # a longer run then begins exactly like a shorter one
         allowed += ["total_steps", "iterations"]
     current = flatten(config)
     for name, value in changes.items():
@@ -115,25 +127,19 @@ _GROUPS = {
 """Groups of --help, by the first field of each."""
 
 _DESCRIPTION = """\
-Train agents. A run is a function of its config and its seed, and of nothing else.
+Train agents. The result depends on the config and its seed, and on nothing else.
 
   python -m jaxrl_scale.train --config configs/acrobot.py --num_seeds=8
   python -m jaxrl_scale.train --env=Pendulum-v1 --algo.learning_rate=1e-3
   python -m jaxrl_scale.train --resume runs/acrobot-20260131-120000
 
-Each option's default stands in [brackets]: that of the config file where one is given.
+Defaults are shown in [brackets]. If --config or --resume is given, they are those of its config.
 """
 
-_EPILOG = """\
-numbers may be written 1e6 or 1_000_000; "none" clears an option whose default is [none]
-
-exit status:
-  0   done
-  2   a mistake in the call or in the config; nothing was started
-  3   no agent's loss is finite any more
-  74  input/output error, such as a full disk
-  75  stopped by a signal and saved, or another process was lost; --resume continues
-"""
+_EPILOG = (
+    'Numbers may be written as 1e6 or 1_000_000. "none" clears an option whose default is [none].\n'
+    "\n" + status_table(FINISHED, MISTAKE, NOT_FINITE, INPUT_OUTPUT_ERROR, STOPPED, INTERRUPTED)
+)
 
 
 def _parser(config: Config) -> Parser:
@@ -143,25 +149,25 @@ def _parser(config: Config) -> Parser:
         description=_DESCRIPTION,
         epilog=_EPILOG,
     )
-    parser.add_argument("--config", metavar="FILE", help="Python file with get_config()")
+    parser.add_argument("--config", metavar="FILE", help="Python file that defines get_config()")
     parser.add_argument(
-        "--resume", metavar="RUN_DIR", help="continue a run from its newest whole checkpoint"
+        "--resume", metavar="RUN_DIR", help="continue a run from its newest undamaged checkpoint"
     )
     parser.add_argument(
         "--algo",
         metavar="NAME",
-        help=f"algorithm: {', '.join(algos.names())}; another than the config file's has its own "
-        f"defaults [{config.algo.name}]",
+        help=f"algorithm: {', '.join(algos.names())}; if it differs from the config file's, its "
+        f"options have their own defaults [{config.algo.name}]",
     )
     _add_options(parser, config, "")
     _add_options(parser.add_argument_group("several processes"), Launch(), "")
-    title = f"the algorithm's own ({config.algo.name})"
+    title = f"options of the algorithm, {config.algo.name}"
     _add_options(parser.add_argument_group(title), config.algo, "algo.")
     return parser
 
 
 def _add_options(parser: Any, config: Any, prefix: str) -> None:
-    """The fields of ``config`` as options; those of `Config` in groups."""
+    """Add an option for each field of ``config``. Those of `Config` are put into groups."""
     hints, group = typing.get_type_hints(type(config)), parser
     for f in dataclasses.fields(config):
         if f.name == "algo":
@@ -182,7 +188,7 @@ def _add_options(parser: Any, config: Any, prefix: str) -> None:
 
 
 def _show(value: Any) -> str:
-    """A value as it is written on the command line."""
+    """A value in the way that it is written on the command line."""
     if isinstance(value, tuple):
         return ",".join(map(str, value)) or "()"
     if isinstance(value, dict):
@@ -248,7 +254,7 @@ def _parse_whole(text: str) -> int:
 
 
 def _parse_literal(text: str) -> Any:
-    """A number, true, false, none, a list in JSON; a text where it is nothing of that."""
+    """A number, true, false, none or a JSON list; a text if it is none of these."""
     words = {"true": True, "false": False, "none": None, "null": None}
     if text.lower() in words:
         return words[text.lower()]

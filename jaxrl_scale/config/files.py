@@ -1,4 +1,4 @@
-"""Configs in files: a Python file with ``get_config()``, and the JSON of a run directory."""
+"""Configs in files: Python files with ``get_config()``, and the JSON of run directories."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ from jaxrl_scale.config import Config
 from jaxrl_scale.errors import RunError, nearest, one_line
 from jaxrl_scale.user_code import describe
 
-# --- files ----------------------------------------------------------------------------------
-
 
 def read_file(path: Path) -> Config:
-    """The config that the file's ``get_config()`` returns."""
+    """The config that ``get_config()`` of a Python file returns."""
     if path.is_dir():
         raise RunError(f"config file {path} is a directory; give one of its Python files")
     if not path.is_file():
@@ -57,7 +55,7 @@ def _nearest_field(name: str) -> str:
 
 
 def to_json(config: Config) -> dict[str, Any]:
-    """The resolved config as plain data; `from_json` reads it back."""
+    """A config as data for JSON. `from_json` reads it back."""
     data = dataclasses.asdict(config)
     data["algo"] = {"name": config.algo.name, **data["algo"]}
     return data
@@ -76,7 +74,7 @@ def _tuples(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> Config:
-    """The config of a run directory, whose ``config.json`` is ``path``."""
+    """The config of a run; ``path`` is the ``config.json`` in its run directory."""
     if not path.parent.is_dir():
         siblings = path.parent.parent
         near = [str(p) for p in siblings.iterdir()] if siblings.is_dir() else []
@@ -84,7 +82,7 @@ def read_json(path: Path) -> Config:
             f"run directory {path.parent} does not exist{nearest(str(path.parent), near)}"
         )
     if not path.is_file():
-        raise RunError(f"{path.parent} is no run directory: it has no {path.name}")
+        raise RunError(f"{path.parent} is not a run directory: it has no {path.name}")
     try:
         return from_json(json.loads(path.read_text()))
     except OSError as error:
@@ -98,7 +96,7 @@ def read_json(path: Path) -> Config:
 
 
 def flatten(config: Config) -> dict[str, Any]:
-    """Every field by its command-line name."""
+    """The values of all options, by their names on the command line."""
     flat: dict[str, Any] = {"algo": config.algo.name}
     for prefix, part in (("", config), ("algo.", config.algo)):
         for f in dataclasses.fields(part):

@@ -79,7 +79,7 @@ def open_existing(path: Path) -> RunDirectory:
     if not path.is_dir():
         raise RunError(f"{short(path)} does not exist, so there is no run to resume")
     if not (path / "config.json").is_file():
-        raise RunError(f"{short(path)} is no run directory: it has no config.json")
+        raise RunError(f"{short(path)} is not a run directory: it has no config.json")
     return RunDirectory(path)
 
 
