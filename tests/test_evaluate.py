@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from processes import PATIENCE, SMALL, summary, well
+from processes import PATIENCE, SMALL, checkpoints, summary, well
 from scipy import stats
 
 from jaxrl_scale import envs, evaluate, load
@@ -85,10 +85,7 @@ def test_sampled_and_greedy_play_differ_and_each_repeats_itself(run, capfd):
 def test_the_best_checkpoint_can_be_chosen(run, world, capfd):
     copy = world.folder / "best"
     shutil.copytree(run, copy)
-    records = {}
-    for path in (copy / "checkpoints").iterdir():
-        records[int(path.name)] = json.loads((path / "_CHECKPOINT_METADATA").read_bytes())
-    scores = {k: record["custom_metadata"]["score"] or -1 for k, record in records.items()}
+    scores = {k: -1 if score is None else score for k, score in checkpoints(copy).items()}
     best = max(scores, key=lambda k: (scores[k], k))
     assert in_json(copy, "--episodes", 1, "--checkpoint=best", capfd=capfd)["iteration"] == best
     assert in_json(copy, "--episodes", 1, capfd=capfd)["iteration"] == 24
@@ -166,7 +163,7 @@ def test_a_folder_that_is_no_run_or_has_no_checkpoint_is_told(run, tmp_path, cap
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_played(run, world, capfd):
     copy = world.folder / "damaged"
     shutil.copytree(run, copy)
-    (copy / "checkpoints" / "24" / "_CHECKPOINT_METADATA").write_text("{")
+    (copy / "checkpoints" / "24" / "arrays.npz").write_text("{")
     status, out, err = command(copy, "--json", "--episodes", 1, capfd=capfd)
     assert status == 0
     assert json.loads(out)["iteration"] == 22
