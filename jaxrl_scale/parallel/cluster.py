@@ -101,7 +101,7 @@ def _slurm(environment: Mapping[str, str]) -> Cluster:
 
 def _first_node(nodes: str) -> str:
     """``n07`` of ``n[07-12,20],m1``"""
-    first = re.match(r"(?:[^][,]+|\[[^][]+\])+(?=,|$)", nodes)
+    first = re.match(r"[^][,]+(\[[^][]+\]|[^][,]+)*(?=,|$)", nodes)
     if first is None:
         raise RunError(f"SLURM_STEP_NODELIST={nodes} should be a list of nodes such as n[07-12],m1")
     return re.sub(r"\[([^],-]+)[^]]*\]", r"\1", first[0])
