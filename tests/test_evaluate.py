@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from processes import PATIENCE, SMALL, checkpoints, summary, well
+from running import first_shared
 from scipy import stats
 
 from jaxrl_scale import envs, evaluate, load
@@ -250,8 +251,10 @@ def untrained(scale=1, **options):
     env = envs.make(config.env, **config.env_kwargs)
     placement = backend.place(config.replace(devices=1), jax.local_devices()[:1])
     algo = Runner(config, env, placement).algo
-    params = algo.actor(algo.init_shared(jax.random.key(0)))
-    actor = jax.tree.map(lambda x: jnp.stack([scale * x] * config.num_seeds), params)
+    actor = jax.tree.map(
+        lambda x: jnp.stack([scale * x] * config.num_seeds),
+        algo.actor(first_shared(algo, config), 0),
+    )
     return Agent(config, env, algo, actor, iteration=0)
 
 
