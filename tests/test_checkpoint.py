@@ -741,6 +741,15 @@ def test_processes_with_folders_of_their_own_restore_from_them(tmp_path):
     assert_all_have(restore_together(disks), 2, history=2)
 
 
+def test_every_process_removes_what_it_left_unfinished_on_a_folder_of_its_own(tmp_path):
+    disks = [tmp_path / "disk0", tmp_path / "disk1"]
+    for disk, name in zip(disks, ("7", "7.part-1-of-2"), strict=True):
+        (disk / f"{name}.orbax-checkpoint-tmp").mkdir(parents=True)
+    save_together(disks, 1, history=1)
+    assert [names(disk) for disk in disks] == [{"1"}, {"1.part-1-of-2"}]
+    assert_all_have(restore_together(disks), 1, history=1)
+
+
 @pytest.mark.parametrize("damaged", ["2", "2.part-1-of-2"])
 def test_what_one_process_finds_damaged_all_skip(tmp_path, damaged):
     def save(link: Link, k: int) -> None:

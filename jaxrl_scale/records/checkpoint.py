@@ -72,9 +72,11 @@ class Checkpoints:
         except OSError as error:
             message = f"cannot save checkpoints in {self.directory}: {reason(error)}"
             raise RunError(message, INPUT_OUTPUT_ERROR) from error
-        if self.hosts.leader:
+        if self.hosts.leader:  # before the others, for whom `_is_shared` waits, can write anything
             array_folder.remove_leftovers(self.directory)
         self.folder_is_shared = _is_shared(self.directory, self.hosts)
+        if not self.folder_is_shared and not self.hosts.leader:
+            array_folder.remove_leftovers(self.directory)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
 
