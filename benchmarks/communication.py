@@ -234,10 +234,10 @@ def _runner(file: str, growth: Fraction, devices: int = 1) -> tuple[Any, Any]:
 
 def iteration(file: str, growth: Fraction, seconds: float = 4.0) -> list[float]:
     """Seconds of iterations, one after the other, on all processes of the run."""
-    from jaxrl_scale.train import compile_once
+    from jaxrl_scale.loop.prepare import compile_in_turn
 
     runner, hosts = _runner(file, growth)
-    compile_once(runner, hosts)
+    compile_in_turn(runner, hosts, bool(runner.config.compilation_cache))
     state, *_ = runner.step(runner.init())
     state, *_ = runner.step(state)
     once = -time.perf_counter()

@@ -800,9 +800,9 @@ HEAVY = ("wandb", "orbax", "gymnax", "gymnasium", "tensorboardX", "scipy", "matp
 def test_help_goes_to_stdout_and_loads_no_heavy_library():
     code = f"""
 import sys
-from jaxrl_scale import train
+from jaxrl_scale.train import main
 try:
-    train.main(["--help"])
+    main(["--help"])
 finally:
     print([name for name in {HEAVY} if name in sys.modules], file=sys.stderr)
 """

@@ -34,12 +34,12 @@ from processes import (
 )
 
 from jaxrl_scale import envs
-from jaxrl_scale import train as train_function
 from jaxrl_scale.config import check, files
 from jaxrl_scale.loop.runner import Runner
 from jaxrl_scale.parallel import backend
 from jaxrl_scale.records import progress
 from jaxrl_scale.records import rows as records
+from jaxrl_scale.train import main
 
 STOPPED, NOT_FINITE, MISTAKE, IO_ERROR = 75, 3, 2, 74
 
@@ -82,7 +82,7 @@ def test_a_run_prints_plain_lines_and_nothing_on_standard_error(reference):
     lines = done.out.splitlines()
     assert re.fullmatch(
         r"CartPole-v1: CartPole-v1, ppo, 24 iterations of 256 steps, "
-        r"1 cpu device with 4 shards each, exact sums, a state of [\d.]+ KB; in \S+reference",
+        r"1 cpu device with 4 shards each, exact sums, a state of [\d.]+ kB; in \S+reference",
         lines[0],
     )
     progress = [line for line in lines if re.match(r" *\d+% .* steps/s  return .* left$", line)]
@@ -235,7 +235,7 @@ def test_a_state_that_does_not_fit_into_the_memory_is_refused(world, path):
     )
     assert done.status == MISTAKE
     assert re.fullmatch(
-        r"error: the state of this run takes [\d,.]+ GB, and as much again while it is saved, "
+        r"error: the state of this run takes [\d,.]+ [GT]B, and as much again while it is saved, "
         r"but [\d.]+ GB of memory is free; with 0% of its num_envs it would fit\n",
         done.err,
     )
@@ -310,18 +310,20 @@ def test_a_run_killed_again_and_again_on_other_devices_ends_bit_for_bit_the_same
     assert_same_run(path, reference[0])
 
 
-def test_a_run_killed_in_its_final_evaluation_and_one_that_had_finished_end_well_again(
+def test_a_run_killed_in_its_final_evaluation_ends_well_and_then_is_left_as_it_is(
     world, path, reference
 ):
     shutil.copytree(reference[0], path)
     (path / "summary.json").unlink()
     killed(world, "--resume", path, accident={"kill_at_evaluation": 1})
     assert not (path / "summary.json").exists()
-    for _ in range(2):
-        done = world.resume_well(path)
-        assert "resumed at iteration 24" in done.out
-        assert_same_run(path, reference[0])
-    assert len(json.loads((path / "run.json").read_text())["starts"]) == 4
+    done = world.resume_well(path)
+    assert "resumed at iteration 24" in done.out
+    assert_same_run(path, reference[0])
+    files = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    done = world.resume_well(path, "--devices", 2)
+    assert done.out == f"{path.name} has finished: nothing is left to do, nothing changes\n"
+    assert files == {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
 @pytest.mark.slow
@@ -632,7 +634,7 @@ def test_the_time_to_a_target_is_kept_on_resume_unless_the_target_is_another():
 def test_more_devices_than_there_are_is_told_in_one_line(capfd, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     more = ["--devices", "64", "--num_shards", "64", "--compilation_cache", ""]
-    assert train_function.main(more) == MISTAKE
+    assert main(more) == MISTAKE
     message = "error: devices=64, but this process has 8 cpu device(s); try devices=8\n"
     assert capfd.readouterr() == ("", message)
     assert not list(tmp_path.iterdir())
@@ -658,6 +660,7 @@ assert json.dumps(run.summary, indent=2) + "\\n" == (run.path / "summary.json").
 assert [row["iteration"] for row in run.metrics] == list(range(1, 25))
 assert run.agent().act([0.0, 0.1, 0.2, 0.3]) in (0, 1)
 
+(run.path / "summary.json").unlink()  # else it would have finished
 again = []
 thread = threading.Thread(target=lambda: again.append(train(config, resume=run.path)))
 thread.start()
@@ -687,24 +690,3 @@ def test_train_returns_the_run_to_a_notebook_and_leaves_no_trace_in_its_process(
     assert refused[0] == "refused: num_shards=3 is not a power of two; try num_shards=4"
     assert refused[1].startswith(f"refused: {path} already holds a run: --resume ")
     assert rows(path) == rows(reference[0])
-
-
-def test_train_is_the_function_whichever_way_it_was_imported():
-    code = """
-import sys
-if sys.argv[1] == "module first":
-    import jaxrl_scale.train
-from jaxrl_scale import Config, load, train
-import jaxrl_scale.train
-assert callable(train) and train.train and jaxrl_scale.train is train
-try:
-    train(Config(num_shards=3))
-except ValueError as error:
-    print(error)
-"""
-    for order in ("module first", "function first"):
-        done = subprocess.run(
-            [sys.executable, "-c", code, order], capture_output=True, text=True, timeout=PATIENCE
-        )
-        assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout.startswith("num_shards=3 is not a power of two")

@@ -51,14 +51,14 @@ def load(argv: Sequence[str]) -> tuple[Config, str, str | None]:
     if chosen.algo is not None and chosen.algo != config.algo.name:
         other = algos.get(chosen.algo).Config()
         if chosen.resume is not None:
-            _check_resume(config, {"algo": chosen.algo})
+            check_resume(config, {"algo": chosen.algo})
         config = config.replace(algo=other)
 
     changes = _changes(config, argv)
     if "total_steps" in changes:  # it replaces the iterations that the config file gives
         changes.setdefault("iterations", None)
     if chosen.resume is not None:
-        _check_resume(config, changes)
+        check_resume(config, changes)
     config = _replace(config, changes)
     check(config)
     name = Path(chosen.config).stem if chosen.config else config.env.split(":")[-1]
@@ -103,7 +103,14 @@ def _replace(config: Config, changes: dict[str, Any]) -> Config:
     return config.replace(**rest, algo=dataclasses.replace(config.algo, **own))
 
 
-def _check_resume(config: Config, changes: dict[str, Any]) -> None:
+def check_resume(config: Config, changes: dict[str, Any], dashes: str = "--") -> None:
+    """Raise a `RunError` for a change of a run's config on which its result depends.
+
+    Args:
+      config: that of the run.
+      changes: options by the names of `flatten`, and their values.
+      dashes: what precedes an option's name in the message.
+    """
     allowed = [f.name for f in dataclasses.fields(Config) if f.metadata.get("on_resume")]
     if not config.algo.depends_on_budget:  # a longer run then begins exactly like a shorter one
         allowed += ["total_steps", "iterations"]
@@ -112,7 +119,8 @@ def _check_resume(config: Config, changes: dict[str, Any]) -> None:
         if name not in allowed and current[name] != value:
             budget = name in ("total_steps", "iterations")
             raise RunError(
-                f"--{name} cannot change on --resume: the run has {name}={_show(current[name])}"
+                f"{dashes}{name} cannot change on {dashes}resume: "
+                f"the run has {name}={_show(current[name])}"
                 + (", on which its schedule depends" if budget else "")
                 + f"; what can change: {', '.join(allowed)}"
             )

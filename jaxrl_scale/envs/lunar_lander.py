@@ -1,10 +1,10 @@
-"""LunarLander-v3 and LunarLanderContinuous-v3: land softly between two flags.
+"""LunarLander-v3 and LunarLanderContinuous-v3: set a lander down softly between two flags.
 
-Reference implementation, used by the tests: gymnasium/envs/box2d/lunar_lander.py. Gymnasium leaves
-the physics to Box2D; here they are in `jaxrl_scale.envs.lunar_lander_physics`, whose docstring says
-what is simplified. In flight, an observation differs from Gymnasium's by a few 1e-5 after 70 steps.
-After a contact only statistics can agree, because Box2D itself takes another course after a
-disturbance of one part in a million. benchmarks/README.md compares these statistics.
+Judge: gymnasium/envs/box2d/lunar_lander.py, which leaves the physics to Box2D; here it is
+`jaxrl_scale.envs.lunar_lander_physics`, whose docstring says what is simplified. In flight
+an observation differs from Gymnasium's by a few 1e-5 after 70 steps. After a contact
+only statistics can agree, for Box2D itself would go another way after a disturbance of one
+part in a million: benchmarks/README.md has them side by side.
 """
 
 from __future__ import annotations
@@ -30,25 +30,23 @@ LEG_DOWN = 18 / SCALE  # m
 
 
 class LunarLanderState(NamedTuple):
-    """The bodies, the ground, and the rest of what Gymnasium keeps in its environment."""
+    """The bodies, the ground, and what Gymnasium keeps beside them."""
 
     world: physics.World
-    ground: Array  # [11] m, the heights of its corners
-    legs_down: Array  # [2] bool, changed by contact events as in Gymnasium
-    shaping: Array  # the potential; rewards contain its differences
-    engines: Array  # [2] power in the last step: main 0 … 1, side -1 … 1; only used for drawing
+    ground: Array  # [11] m, heights of its corners
+    legs_down: Array  # [2] bool, as Gymnasium keeps them: by contact events
+    shaping: Array  # the potential that rewards are differences of
+    engines: Array  # [2] power of the last step: main 0 … 1, side -1 … 1; only drawn
     wind_index: Array  # int32
     torque_index: Array  # int32
 
 
 @dataclass(frozen=True)
 class LunarLander:
-    """Actions: no engine, left, main or right engine. If ``continuous``: main and side engine,
-    ``[2]``.
+    """Actions: nothing, left, main, right engine; ``continuous``: main and side ``[2]``.
 
-    Observation ``[8]``: position, velocity, angle, angular velocity, and whether each leg touches
-    the ground. Reward: progress towards rest on the pad, minus fuel; -100 for a crash, +100 for
-    coming to rest.
+    Observation ``[8]``: position, velocity, angle, spin, and whether each leg is down.
+    Reward: progress towards rest on the pad, minus fuel; -100 for a crash, +100 for rest.
     """
 
     continuous: bool = False
@@ -56,8 +54,8 @@ class LunarLander:
     enable_wind: bool = False
     wind_power: float = 15.0  # N
     turbulence_power: float = 1.5  # N m
-    velocity_iterations: int = 20  # the most rounds of the solver; Gymnasium gives Box2D 180
-    position_iterations: int = 20  # Gymnasium gives Box2D 60
+    velocity_iterations: int = 20  # rounds of the solver at most; Box2D is given 180
+    position_iterations: int = 20  # Box2D is given 60
 
     def __post_init__(self) -> None:
         if not -12.0 < self.gravity < 0.0:
@@ -86,7 +84,7 @@ class LunarLander:
         )
 
     def reset(self, key: Key) -> tuple[LunarLanderState, Array]:
-        """The lander starts above the middle of random ground, pushed by a random force."""
+        """Above the middle, pushed by a random force, over random ground."""
         ground_key, force_key, wind_key = jax.random.split(key, 3)
         heights = jax.random.uniform(ground_key, (12,), maxval=HEIGHT / 2)
         force = jax.random.uniform(force_key, (2,), minval=-INITIAL_RANDOM, maxval=INITIAL_RANDOM)
@@ -96,12 +94,12 @@ class LunarLander:
     def start(
         self, heights: Array, force: Array, wind: Array | None = None
     ) -> tuple[LunarLanderState, Array]:
-        """Start an episode from given numbers instead of random ones.
+        """An episode from given numbers.
 
         Args:
-          heights: ``[12]`` m, of the ground, before it is levelled at the pad and smoothed.
-          force: ``[2]`` N, which acts on the hull during one step.
-          wind: ``[2]`` int32, the positions at which the patterns of wind and turbulence begin.
+          heights: ``[12]`` m, of the ground before it is levelled at the pad and smoothed.
+          force: ``[2]`` N, on the hull during one step.
+          wind: ``[2]`` int32, where the patterns of wind and turbulence begin.
         """
         heights = heights.at[3:8].set(HEIGHT / 4)
         ground = 0.33 * (jnp.roll(heights, 1) + heights + jnp.roll(heights, -1))[:11]
@@ -111,10 +109,10 @@ class LunarLander:
     def step(
         self, key: Key, state: LunarLanderState, action: Array
     ) -> tuple[LunarLanderState, TimeStep]:
-        """Make one step of 1/50 s. The key is for the noise of the engines.
+        """One step of 1/50 s. The key is for the engines, which are not quite steady.
 
-        Raises ``ValueError`` for a continuous action that is not finite, if it is called outside
-        of compiled code. Compiled code clips infinities, and treats NaN as an engine that is off.
+        Raises ``ValueError`` for a continuous action that is not finite, where it is called
+        with numbers; compiled code clips infinities, and takes NaN for an engine that is off.
         """
         concrete = not isinstance(action, jax.core.Tracer)
         if self.continuous and concrete and not np.isfinite(action).all():
@@ -124,13 +122,13 @@ class LunarLander:
     def move(
         self, state: LunarLanderState, action: Array, noise: Array
     ) -> tuple[LunarLanderState, TimeStep]:
-        """As `step`, with given noise of the engines, ``[2]`` in ±1."""
+        """`step` with given noise of the engines, ``[2]`` in ±1."""
         return batch_last(self._move)(state, action, noise)
 
-    # From here on, the batch is the last axis (see `rigid_body`).
+    # Below, the batch is the last axis (see `rigid_body`).
 
     def _start(self, ground: Array, force: Array, wind: Array) -> tuple[LunarLanderState, Array]:
-        """As Gymnasium does, place the bodies apart and run one step, which joins them."""
+        """Gymnasium lays the bodies out apart and runs one step, which joins them."""
         zero = jnp.zeros_like(force[0])
 
         def three(hull: Any, right: Any, left: Any) -> Array:
@@ -179,7 +177,7 @@ class LunarLander:
         return state._replace(shaping=shaping), time_step
 
     def _throttle(self, action: Array, dtype: Any) -> tuple[Array, Array]:
-        """The power of the main engine, 0 … 1, and of the side engines, -1 (left) … 1 (right)."""
+        """Power of the main engine, 0 … 1, and of the side engines, -1 (left) … 1 (right)."""
         if not self.continuous:
             side = (action == 3).astype(dtype) - (action == 1).astype(dtype)
             return (action == 2).astype(dtype), side
@@ -189,7 +187,7 @@ class LunarLander:
         return main, side
 
     def _blown(self, state: LunarLanderState) -> LunarLanderState:
-        """The state after wind and turbulence, which act while no leg touches the ground."""
+        """Wind and turbulence, while no leg is down."""
         if not self.enable_wind:
             return state
         free = ~(state.legs_down[0] | state.legs_down[1])
@@ -210,7 +208,7 @@ class LunarLander:
         )
 
     def render(self, state: LunarLanderState) -> np.ndarray:
-        """A frame, ``[400, 600, 3]`` uint8, with the layout of Gymnasium's."""
+        """A frame, ``[400, 600, 3]`` uint8, laid out as Gymnasium's."""
         from jaxrl_scale.envs.draw import Canvas
 
         canvas = Canvas(int(WIDTH * SCALE), int(HEIGHT * SCALE))
@@ -244,13 +242,13 @@ class LunarLander:
 
 @dataclass(frozen=True)
 class LunarLanderContinuous(LunarLander):
-    """`LunarLander` with ``continuous=True``, which has a name of its own in Gymnasium."""
+    """`LunarLander` with ``continuous=True``, under the name that Gymnasium gives it."""
 
     continuous: bool = True
 
 
 def _kicked(state: LunarLanderState, push: Vec, twist: Array) -> LunarLanderState:
-    """The state after a change of the hull's velocity (m/s) and spin (rad/s)."""
+    """The hull's velocity (m/s) and spin (rad/s) changed."""
     motion = state.world.motion
     velocity = Vec(motion.velocity.x.at[0].add(push.x), motion.velocity.y.at[0].add(push.y))
     motion = motion._replace(velocity=velocity, spin=motion.spin.at[0].add(twist))
@@ -258,9 +256,9 @@ def _kicked(state: LunarLanderState, push: Vec, twist: Array) -> LunarLanderStat
 
 
 def _driven(state: LunarLanderState, main: Array, side: Array, noise: Array) -> LunarLanderState:
-    """The state after the impulses of the engines, which act exactly as Gymnasium's do.
+    """The impulses of the engines, with all peculiarities of Gymnasium's.
 
-    ``noise``: ``[2]`` m, added to the points where the impulses act.
+    ``noise``: ``[2]`` m, of where they act.
     """
     motion = state.world.motion
     cos, sin = jnp.cos(motion.angle[0]), jnp.sin(motion.angle[0])
@@ -307,7 +305,7 @@ def _pixel(point: Vec) -> tuple[float, float]:
 
 
 def _flames(motion: Any, engines: np.ndarray) -> list[tuple[tuple[float, float], float, tuple]]:
-    """Circles (centre, radius, colour) that show the engines that fired in the last step."""
+    """Circles (centre, radius, colour) for the engines that fired in the last step."""
     main, side = engines
     turned = Vec(math.cos(motion.angle[0]), math.sin(motion.angle[0]))
     origin = motion.center[0] - turn(turned, Vec(*CENTER[0]))

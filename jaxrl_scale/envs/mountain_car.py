@@ -1,9 +1,7 @@
-"""MountainCar-v0 and MountainCarContinuous-v0: drive a weak car out of a valley.
+"""MountainCar-v0 and MountainCarContinuous-v0: rock a weak car out of a valley.
 
-The task is from Moore (1990), "Efficient memory-based learning for robot control".
-
-Reference implementations, used by the tests: mountain_car.py and continuous_mountain_car.py in
-gymnasium/envs/classic_control/.
+Moore (1990), "Efficient memory-based learning for robot control". Judges:
+gymnasium/envs/classic_control/mountain_car.py and continuous_mountain_car.py.
 """
 
 from __future__ import annotations
@@ -20,15 +18,15 @@ from jaxrl_scale.types import Array, Box, Discrete, EnvSpec, Key, TimeStep
 
 
 class MountainCarState(NamedTuple):
-    """Scalars, in the units of the paper. The height of the ground is ``sin(3 * position)``."""
+    """All scalars, in the units of the paper. The ground is ``sin(3 position)`` high."""
 
     position: Array
-    velocity: Array  # per step
+    velocity: Array  # a step
 
 
 @dataclass(frozen=True)
 class MountainCar:
-    """Actions: push left, nothing, push right. Observation ``[2]``. Reward: -1 per step."""
+    """Actions: push left, nothing, push right. Observation ``[2]``. Reward -1 a step."""
 
     min_position: float = -1.2
     max_position: float = 0.6
@@ -49,13 +47,13 @@ class MountainCar:
         )
 
     def reset(self, key: Key) -> tuple[MountainCarState, Array]:
-        """The car rests near the bottom, at a position drawn uniformly from [-0.6, -0.4]."""
+        """At rest near the bottom, the position uniform in [-0.6, -0.4]."""
         return _at_rest(key)
 
     def step(
         self, key: Key, state: MountainCarState, action: Array
     ) -> tuple[MountainCarState, TimeStep]:
-        """Move the car by one step. ``key`` is not used."""
+        """One step of the car. ``key`` is not used."""
         push = (action - 1).astype(state.position.dtype) * self.force
         new, at_goal = _drive(self, state, push, self.gravity)
         return new, TimeStep(
@@ -66,13 +64,13 @@ class MountainCar:
         )
 
     def render(self, state: MountainCarState) -> np.ndarray:
-        """A frame, ``[400, 600, 3]`` uint8, with the layout of Gymnasium's."""
+        """A frame, ``[400, 600, 3]`` uint8, laid out as Gymnasium's."""
         return _draw(self, state)
 
 
 @dataclass(frozen=True)
 class MountainCarContinuous:
-    """Action ``[1]``: the push. Observation ``[2]``. Reward: 100 at the goal, minus effort."""
+    """Action ``[1]``: the push. Observation ``[2]``. Reward 100 at the goal, minus effort."""
 
     min_position: float = -1.2
     max_position: float = 0.6
@@ -94,15 +92,15 @@ class MountainCarContinuous:
         )
 
     def reset(self, key: Key) -> tuple[MountainCarState, Array]:
-        """The car rests near the bottom, at a position drawn uniformly from [-0.6, -0.4]."""
+        """At rest near the bottom, the position uniform in [-0.6, -0.4]."""
         return _at_rest(key)
 
     def step(
         self, key: Key, state: MountainCarState, action: Array
     ) -> tuple[MountainCarState, TimeStep]:
-        """Move the car by one step. ``key`` is not used.
+        """One step of the car. ``key`` is not used.
 
-        As in Gymnasium, the effort is computed from the action before it is clipped.
+        As in Gymnasium the effort is that of the action as given, before it is clipped.
         """
         push = action[0].astype(state.position.dtype)
         clipped = jnp.clip(push, self.min_action, self.max_action)
@@ -115,7 +113,7 @@ class MountainCarContinuous:
         )
 
     def render(self, state: MountainCarState) -> np.ndarray:
-        """A frame, ``[400, 600, 3]`` uint8, with the layout of Gymnasium's."""
+        """A frame, ``[400, 600, 3]`` uint8, laid out as Gymnasium's."""
         return _draw(self, state)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -11,12 +9,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
+from rich.filesize import decimal
 
 from jaxrl_scale import algos
 from jaxrl_scale.config import Config
 from jaxrl_scale.loop import rollout
+from jaxrl_scale.loop.evaluator import Evaluator
 from jaxrl_scale.loop.keys import COLLECT, INIT, UPDATE, member_key
+from jaxrl_scale.loop.prepare import check_memory, num_bytes
+from jaxrl_scale.parallel.machine import peak_memory_mb
 from jaxrl_scale.parallel.placement import Placement, first_on_host
 from jaxrl_scale.types import Algorithm, Array, Environment, Metrics, Part, PyTree
 
@@ -45,38 +46,6 @@ class State(NamedTuple):
     local: Local
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Packed:
-    """Metrics with all of a dtype in one array: fetching is paid by the array."""
-
-    floats: Array  # [P', n] float32
-    ints: Array  # [P', n] int32
-    float_names: tuple[str, ...] = dataclasses.field(metadata={"static": True})
-    int_names: tuple[str, ...] = dataclasses.field(metadata={"static": True})
-
-
-def pack(metrics: Metrics) -> Packed:
-    """Metrics of the agents of a device, ``[P']`` each. Raises a TypeError for one that is no
-    scalar of dtype float32 or int32."""
-    names: dict[Any, list[str]] = {jnp.dtype(jnp.float32): [], jnp.dtype(jnp.int32): []}
-    for name, x in sorted(metrics.items()):
-        if x.ndim != 1 or x.dtype not in names:
-            raise TypeError(
-                f"metric {name!r} of the algorithm has shape {x.shape[1:]} and dtype {x.dtype}; "
-                "it should be a scalar of dtype float32 or int32"
-            )
-        names[x.dtype].append(name)
-    floats, ints = (jnp.stack([metrics[n] for n in names[d]], -1) for d in names)
-    return Packed(floats, ints, *(tuple(group) for group in names.values()))
-
-
-def unpack(packed: Packed) -> dict[str, np.ndarray]:
-    """What `pack` was given."""
-    columns = zip(packed.float_names, packed.floats.T, strict=True)
-    return dict(columns) | dict(zip(packed.int_names, packed.ints.T, strict=True))
-
-
 class Runner:
     """The compiled program of one config on one placement.
 
@@ -91,7 +60,7 @@ class Runner:
 
     # --- one device's part of one member ----------------------------------------------------
 
-    def _init_member(self, seed: Array, numbers: PyTree) -> State:
+    def _init_member(self, seed: Array) -> State:
         key_shared, key_envs, key_local = jax.random.split(member_key(seed, INIT), 3)
 
         def init_shard(index: Array) -> Local:
@@ -102,14 +71,14 @@ class Runner:
                 algo=self.algo.init_local(jax.random.fold_in(key_local, index), index),
             )
 
-        shared = Shared(seed, jnp.zeros((), jnp.int32), self.algo.init_shared(key_shared, numbers))
+        shared = Shared(seed, jnp.zeros((), jnp.int32), self.algo.init_shared(key_shared))
         return State(shared, self.pool.map(init_shard, self.pool.shard_index()))
 
     def _step_member(self, state: State) -> tuple[State, Metrics]:
         shared, local = state
         key_collect = member_key(shared.seed, COLLECT, shared.iteration)
         key_update = member_key(shared.seed, UPDATE, shared.iteration)
-        actor = self.algo.actor(shared.algo, shared.iteration)
+        actor = self.algo.actor(shared.algo)
 
         def collect_shard(index: Array, local: Local) -> tuple[Any, ...]:
             return rollout.collect(
@@ -127,9 +96,8 @@ class Runner:
             collect_shard, self.pool.shard_index(), local
         )
         algo_shared, algo_local, metrics = self.algo.update(
-            shared.algo, local.algo, rolled, key_update, shared.iteration
+            shared.algo, local.algo, rolled, key_update
         )
-        metrics = metrics | {"param_norm": optax.tree.norm(algo_shared.params)}
         next_state = State(
             Shared(shared.seed, shared.iteration + 1, algo_shared),
             Local(following, carry, algo_local),
@@ -140,20 +108,30 @@ class Runner:
 
     def compile(self) -> None:
         """Compile `init` and `step`, side by side."""
-        compile, agents = self.placement.compile, self._agents()
+        compile, seeds = self.placement.compile, self._seeds()
         with ThreadPoolExecutor(1) as pool:
-            compiled_init = pool.submit(compile, self._init, *agents, once=True)
+            compiled_init = pool.submit(compile, self._init, seeds, once=True)
             self._compiled_step = compile(
                 self._step, self._placed_shapes, self._flags(False), donate=(0,)
             )
             self._compiled_init = compiled_init.result()
 
-    def _init(self, seeds: Array, numbers: PyTree) -> State:
-        return self.placement.map_members(self._init_member, seeds, numbers)
+    def _init(self, seeds: Array) -> State:
+        return self.placement.map_members(self._init_member, seeds)
 
-    def _step(self, state: State, stop: Array) -> tuple[State, Packed, Array]:
+    def _step(self, state: State, stop: Array) -> tuple[State, dict[str, Array], Array]:
         state, metrics = self.placement.map_members(self._step_member, state)
-        return state, self.placement.publish(pack(metrics)), self.placement.any(stop)
+        return state, self.placement.publish(self._pack(metrics)), self.placement.any(stop)
+
+    def _pack(self, metrics: Metrics) -> dict[str, Array]:
+        """All metrics of a dtype in one array ``[P', n]``: fetching is paid by the array."""
+        names = sorted(metrics)
+        self._float_names = [n for n in names if metrics[n].dtype == jnp.float32]
+        self._int_names = [n for n in names if n not in self._float_names]
+        return {
+            "floats": jnp.stack([metrics[n] for n in self._float_names], -1),
+            "ints": jnp.stack([metrics[n].astype(jnp.int32) for n in self._int_names], -1),
+        }
 
     @property
     def seeds(self) -> np.ndarray:
@@ -166,30 +144,15 @@ class Runner:
         members, _ = self.placement.held
         return self.seeds[members.start : members.stop]
 
-    @property
-    def numbers(self) -> PyTree:
-        """The algorithm's options with an array ``[P]`` for each number: the config's for all
-        agents, from which `init` may be given others."""
-        agents = self.config.num_seeds
-        return jax.tree.map(lambda x: np.full(agents, x, np.float32), self.config.algo)
-
-    def _agents(self, numbers: PyTree = None) -> tuple[np.ndarray, PyTree]:
-        """Seeds and options' numbers of the agents that this process holds, placed."""
-        held, _ = self.placement.held
-        numbers = self.numbers if numbers is None else numbers
-        numbers = jax.tree.map(lambda x: np.asarray(x, np.float32)[held.start : held.stop], numbers)
-        return self.placement.split_shared((self.own_seeds, numbers))
+    def _seeds(self) -> np.ndarray:
+        return self.placement.split_shared(self.own_seeds)
 
     def _flags(self, flag: bool) -> np.ndarray:
         return np.full(len(self.placement.at_hand), flag)
 
-    def init(self, numbers: PyTree = None) -> State:
-        """The state before the first iteration, placed.
-
-        Args:
-          numbers: the agents' options as `numbers` has them, ``[P]`` each; default: these.
-        """
-        return self._compiled_init(*self._agents(numbers))
+    def init(self) -> State:
+        """The state before the first iteration, placed."""
+        return self._compiled_init(self._seeds())
 
     def step(self, state: State, stop: bool = False) -> tuple[State, dict[str, np.ndarray], bool]:
         """One iteration: collect, then update. ``state`` is donated, never read it again.
@@ -199,18 +162,14 @@ class Runner:
           process gave ``stop``, which is how all of them come to stop at one iteration.
         """
         state, packed, stops = self._compiled_step(state, self._flags(stop))
-        return state, unpack(self.placement.read(packed)), bool(first_on_host(stops))
-
-    @property
-    def state_bytes(self) -> int:
-        """Memory of the state on all devices of this process."""
-        return sum(
-            math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(self._placed_shapes)
-        )
+        packed = self.placement.read(packed)
+        columns = dict(zip(self._float_names, packed["floats"].T, strict=True))
+        columns |= dict(zip(self._int_names, packed["ints"].T, strict=True))
+        return state, columns, bool(first_on_host(stops))
 
     @cached_property
     def _placed_shapes(self) -> State:
-        return self.placement.shapes(self._init, *self._agents())
+        return self.placement.shapes(self._init, self._seeds())
 
     # --- to and from the host ---------------------------------------------------------------
 
@@ -250,5 +209,35 @@ class Runner:
 
     def fetch_actor(self, state: State) -> PyTree:
         """What acting needs, ``[P_own, …]`` on the host."""
-        shared = self.placement.join_shared(state.shared)
-        return self.algo.actor(shared.algo, shared.iteration)
+        return self.algo.actor(self.placement.join_shared(state.shared.algo))
+
+    # --- what else the loop asks (`jaxrl_scale.loop.protocol`) ------------------------------
+
+    def check_memory(self) -> None:
+        """Raise a `RunError` if the state does not fit into the memory."""
+        check_memory(self._placed_shapes, self.placement.at_hand)
+
+    def describe(self) -> str:
+        """For people: ``1 cpu device with 4 shards each, exact sums, a state of 31.4 kB``."""
+        size = decimal(num_bytes(self._placed_shapes))
+        return f"{self.placement.describe()}, a state of {size}"
+
+    def facts(self) -> dict[str, Any]:
+        """For ``run.json``."""
+        return {"devices": self.placement.names(), "reduction": self.placement.reduction}
+
+    def evaluate(self, state: State) -> np.ndarray | None:
+        """Undiscounted returns ``[P, episodes]`` of whole episodes with greedy actions. Agents that
+        are not split over processes are evaluated by process 0 alone, and the others get None."""
+        if jax.process_index() and not self.placement.by_members:
+            return None
+        return self._evaluator(self.fetch_actor(state), self.own_seeds)
+
+    @cached_property
+    def _evaluator(self) -> Evaluator:
+        episodes = self.config.eval_episodes
+        return Evaluator(self.env, self.algo, self.placement, episodes, greedy=True)
+
+    def peak_memory_mb(self) -> float:
+        """The most memory in use so far: of the process on CPUs, of one device on GPUs."""
+        return peak_memory_mb(self.placement.at_hand[0])

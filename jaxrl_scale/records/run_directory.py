@@ -33,7 +33,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from jaxrl_scale.config import Config
+from jaxrl_scale.config.files import to_json
 from jaxrl_scale.errors import INPUT_OUTPUT_ERROR, RunError
+from jaxrl_scale.parallel.hosts import Hosts
 
 _PACKAGES = (
     *("jaxrl_scale", "jax", "jaxlib", "flax", "optax", "chex", "orbax-checkpoint", "numpy"),
@@ -45,6 +48,46 @@ _JAX_FLAGS = (
     *("jax_threefry_partitionable", "jax_platforms", "jax_num_cpu_devices"),
     *("jax_compilation_cache_dir", "jax_debug_nans"),
 )
+
+
+@contextmanager
+def entered(
+    config: Config, name: str, resume: str | Path | None, hosts: Hosts
+) -> Iterator[RunDirectory]:
+    """The directory of a run: a new one, or that of a run that is to be resumed.
+
+    Process 0 makes and locks it, and the other processes of the run follow.
+
+    Args:
+      config: of the run. It is written down, so that from now on the run can be resumed.
+      name: the run's, unless it was given another when it was started.
+      resume: where the run is; None for a new one.
+      hosts: the processes of the run.
+    """
+    wanted = os.path.abspath(resume or config.run_dir or _default_path(name))
+    path = Path(hosts.gather("run directory", wanted)[0])
+    if hosts.leader:
+        run = open_existing(path) if resume else create(path)
+        if not resume:
+            run.write_json("config.json", to_json(config))
+    hosts.barrier("run directory is there")
+    if not hosts.leader:
+        run = follow(path, to_json(config))
+    try:
+        starts = (run.read_json("run.json") or {"starts": []})["starts"]
+        run.name = starts[0].get("name", name) if starts else name
+        yield run
+    finally:
+        run.close()
+
+
+def _default_path(name: str) -> str:
+    """``runs/<name>-<time>``, with a number where two runs start in the same second."""
+    path = f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    number = 1
+    while Path(path if number == 1 else f"{path}-{number}").exists():
+        number += 1
+    return path if number == 1 else f"{path}-{number}"
 
 
 def create(path: Path) -> RunDirectory:
@@ -104,6 +147,7 @@ class RunDirectory:
 
     def __init__(self, path: Path, lock: bool = True):
         self.path = path
+        self.name = path.name  # the run's, see `entered`
         self.warning: str | None = None
         with io_errors(path):
             self._lock: int | None = self._acquire() if lock else None
@@ -123,6 +167,11 @@ class RunDirectory:
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+    def newest_checkpoint(self) -> Path | None:
+        """The folder of the last checkpoint that was completed."""
+        saved = [path for path in self.checkpoints.iterdir() if path.name.isdecimal()]
+        return max(saved, key=lambda path: int(path.name), default=None)
 
     def _acquire(self) -> int:
         lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -154,13 +203,7 @@ class RunDirectory:
 
     def read_json(self, name: str) -> dict[str, Any] | None:
         """What `write_json` wrote, ``None`` where it never did."""
-        try:
-            data: dict[str, Any] = json.loads((self.path / name).read_bytes())
-        except FileNotFoundError:
-            return None
-        except ValueError as error:
-            raise RunError(f"{short(self.path / name)} is damaged: {error}") from None
-        return data
+        return read_json(self.path / name)
 
     def write_json(self, name: str, data: dict[str, Any]) -> None:
         """Write a file whole or not at all, whatever happens meanwhile."""
@@ -234,6 +277,17 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 # --- files ----------------------------------------------------------------------------------
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """What a file holds, ``None`` where there is none."""
+    try:
+        data: dict[str, Any] = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise RunError(f"{short(path)} is damaged: {error}") from None
+    return data
 
 
 @contextmanager

@@ -1,0 +1,84 @@
+"""What the training loop asks of a runner: all of it, and nothing else.
+
+`jaxrl_scale.loop.runner.Runner` trains in environments that live on the devices. Whatever has
+these methods can be trained, logged, saved, stopped and resumed by the same loop
+(`jaxrl_scale.train.loop`): environments that live on the host, say, or a counter in a test.
+
+``P`` is the number of agents. A run of several processes has a runner in each of them, and all of
+them call `compile`, `init`, `step`, `evaluate` and `fetch` in the same order.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from jaxrl_scale.types import PyTree
+
+State = Any
+"""The runner's own: the loop only hands it back. It may live on devices."""
+
+
+class Runner(Protocol):
+    """Trains ``P`` agents, one iteration at a time."""
+
+    def describe(self) -> str:
+        """What the run runs on, for the first line that a user sees: ``2 cpu devices with 4 shards
+        each``."""
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """What the run runs on, for ``run.json``: ``devices``, a text for each, and more."""
+        ...
+
+    def compile(self) -> None:
+        """Get ready. Called once, before `init` and `step`, in a thread."""
+        ...
+
+    def init(self) -> State:
+        """The state before the first iteration."""
+        ...
+
+    def step(self, state: State, stop: bool) -> tuple[State, dict[str, np.ndarray], bool]:
+        """One iteration. ``state`` must not be used any more.
+
+        Returns:
+          The next state; metrics by name, ``[P]`` each; and whether any process of the run gave
+          ``stop``, which is how all of them come to stop at the same iteration.
+
+        The metrics have to hold the sums over the episodes that ended in the iteration
+        (``ended``, ``total_return``, ``total_length``) and the number of environment steps
+        (``steps``). An agent of which any metric is not finite counts as failed.
+        """
+        ...
+
+    def evaluate(self, state: State) -> np.ndarray | None:
+        """Undiscounted returns ``[P, episodes]`` of whole episodes that are played with the agents
+        of ``state``; None in a process that is not needed for them. Process 0 always has them."""
+        ...
+
+    # --- for checkpoints --------------------------------------------------------------------
+
+    def abstract_state(self) -> PyTree:
+        """Shapes and dtypes of the whole state as a checkpoint holds it, whatever it runs on."""
+        ...
+
+    def parts(self) -> PyTree:
+        """Which part of each array of `abstract_state` this process holds: the same tree, with a
+        `jaxrl_scale.types.Part` for each array. None: this process holds all of it."""
+        ...
+
+    def fetch(self, state: State) -> PyTree:
+        """The part of the state that this process holds, in NumPy arrays that nobody changes."""
+        ...
+
+    def place(self, saved: PyTree) -> State:
+        """The inverse of `fetch`."""
+        ...
+
+    # --- at the end -------------------------------------------------------------------------
+
+    def peak_memory_mb(self) -> float:
+        """The most memory in use so far."""
+        ...

@@ -1,0 +1,217 @@
+"""What one run counts, shows and writes down."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from jaxrl_scale.config import Config
+from jaxrl_scale.config.files import to_json
+from jaxrl_scale.errors import FINISHED, NOT_FINITE, STOPPED, RunError
+from jaxrl_scale.parallel.hosts import Hosts
+from jaxrl_scale.records.progress import Clock, Progress
+from jaxrl_scale.records.row_writer import RowWriter
+from jaxrl_scale.records.rows import Summary
+from jaxrl_scale.records.run_directory import RunDirectory, short
+from jaxrl_scale.records.statistics import summarize
+from jaxrl_scale.records.terminal import Terminal
+
+STATUSES = {"done": FINISHED, "failed": NOT_FINITE, "stopped": STOPPED}
+"""Exit status by `Summary`'s ``status``."""
+
+
+class Log:
+    """The counters, the clock, the terminal and the files of one run.
+
+    Every process counts. Only process 0 shows and writes, so that in the others the same calls
+    do nothing more.
+
+    As a context it gives the terminal back and closes the files. After an error the rows so far
+    are kept in all places; after an interrupt nobody waits for wandb.
+    """
+
+    def __init__(self, config: Config, run: RunDirectory, hosts: Hosts, clock: Clock):
+        self.iteration = 0
+        self.is_evaluated = False  # in this iteration
+        self.returns: np.ndarray | None = None  # [P, episodes] of that evaluation
+        self._config, self._run, self._hosts, self._clock = config, run, hosts, clock
+        self._progress = Progress(config.num_seeds)
+        self._metrics: dict[str, np.ndarray] = {}
+        self._writer: RowWriter | None = None
+        self._nowhere = open(os.devnull, "w")  # noqa: SIM115
+        self._terminal = Terminal(config, None if hosts.leader else self._nowhere)
+
+    def __enter__(self) -> Log:
+        advice = f"; continue with --resume {shlex.quote(short(self._run.path))}"
+        self._hosts.prepare_end(advice, self._terminal.close)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+        self._terminal.close()
+        self._nowhere.close()
+        if self._writer and kind is not None and issubclass(kind, Exception):
+            with suppress(RunError):  # a full disk, which the error that ends the run tells
+                self._writer.close(None, 1)
+
+    # --- before the loop --------------------------------------------------------------------
+
+    def say(self, text: str) -> None:
+        """Show the user a line. Other threads may call it, too."""
+        self._terminal.message(text)
+
+    def phase(self, name: str) -> None:
+        """Show what goes on: compiling, training, evaluating."""
+        self._terminal.phase(name)
+
+    def restore(self, iteration: int, saved: dict[str, Any]) -> None:
+        """Go on from what `to_json` gave at an iteration."""
+        self.iteration = iteration
+        self._progress.load_json(saved["progress"])
+        self._clock.load_json(saved["clock"])
+
+    def start(
+        self,
+        runs_on: str,
+        facts: dict[str, Any],
+        resumed: bool,
+        warnings: Sequence[str | None] = (),
+    ) -> None:
+        """Print the first line and open the files. Those of a resumed run are cut back to the
+        iteration that it goes on from.
+
+        Args:
+          runs_on: the devices, for people.
+          facts: the devices and more, for ``run.json``.
+          resumed: whether the run was started before.
+          warnings: lines to print.
+        """
+        config, run, iteration = self._config, self._run, self.iteration
+        self._terminal.start(
+            f"{run.name}: {config.env}, {config.algo.name}, {config.num_iterations:,} iterations "
+            f"of {config.steps_per_iteration:,} steps, {runs_on}; in {run.path}"
+            + (f", resumed at iteration {iteration}" if resumed else ""),
+            iteration,
+        )
+        for warning in filter(None, [run.warning, *warnings]):
+            self.say(warning)
+        if self._hosts.leader:
+            if resumed:
+                run.write_json("config.json", to_json(config))
+            facts = {**facts, "name": run.name, "hosts": self._hosts.names}
+            run.record_start(**facts, resumed_from=iteration)
+            since = iteration if resumed else None
+            self._writer = RowWriter(run, config, run.name, resume_iteration=since, say=self.say)
+        self.phase("compiling")
+
+    def compiled(self) -> None:
+        """The loop begins."""
+        self._clock.compiled()
+        self.phase("training")
+
+    # --- in the loop ------------------------------------------------------------------------
+
+    def record(self, iteration: int, metrics: dict[str, np.ndarray]) -> None:
+        """An iteration has ended, with these metrics ``[P]``."""
+        self.iteration, self._metrics = iteration, metrics
+        self.is_evaluated, self.returns = False, None
+        self._progress.record(iteration, metrics)
+        self._clock.note(self._progress.env_steps, self._progress.recent_return())
+
+    def evaluated(self, returns: np.ndarray | None) -> None:
+        """The agents were evaluated after this iteration: ``returns [P, episodes]``; None in a
+        process that does not have them."""
+        self.is_evaluated, self.returns = True, returns
+
+    def write(self) -> None:
+        """Write a row of metrics and show it."""
+        row = {
+            "iteration": self.iteration,
+            **self._clock.row(),
+            **self._progress.row(self._metrics),
+        }
+        if self.is_evaluated:
+            row["eval_return"] = self.eval_return
+        if self._writer:
+            self._writer.log(row)
+        self._terminal.update(row)
+
+    @property
+    def all_failed(self) -> bool:
+        """No agent's loss is finite any more."""
+        return len(self._progress.failed) == self._config.num_seeds
+
+    @property
+    def eval_return(self) -> float | None:
+        """The interquartile mean over agents of this iteration's evaluation; None without one."""
+        return None if self.returns is None else self._progress.iqm(self.returns.mean(1))
+
+    @property
+    def score(self) -> float | None:
+        """What the best checkpoint is chosen by: the return in this iteration's evaluation, or
+        None if there was none; the training return in a run that is evaluated only at its end."""
+        return self.eval_return if self._config.eval_every else self._progress.recent_return()
+
+    def sync(self) -> None:
+        """Wait until the rows are on the disk, so that no checkpoint is ahead of its rows."""
+        if self._writer:
+            self._writer.sync()
+
+    def to_json(self) -> dict[str, Any]:
+        """What a checkpoint keeps of the counters and times."""
+        return {"progress": self._progress.to_json(), "clock": self._clock.to_json()}
+
+    # --- after the loop ---------------------------------------------------------------------
+
+    def finish(self, status: str, peak_memory_mb: float, stopped_by: str = "") -> Summary:
+        """Write the summary, close the files and tell the user how the run ended.
+
+        Args:
+          status: done, stopped or failed.
+          peak_memory_mb: see `jaxrl_scale.records.rows.Summary`.
+          stopped_by: which signal did.
+        """
+        failed = sorted(self._progress.failed)
+        summary: Summary = {
+            "status": status,
+            "iterations": self.iteration,
+            "num_seeds": self._config.num_seeds,
+            "failed": failed,
+            "return_100": self._progress.recent_return(),
+            "target_return": self._config.target_return,
+            **self._clock.summary(),
+            "peak_memory_mb": peak_memory_mb,
+        }
+        if status == "done" and self.returns is not None:
+            summary["evaluation"] = summarize(self.returns, failed)
+        writer, self._writer = self._writer, None
+        if writer:
+            self._tell_the_end(status, stopped_by)
+            writer.close(summary, STATUSES[status])
+            if status == "done":
+                self._terminal.finish(f"{self._run.name} is done", summary, writer.places())
+        return summary
+
+    def _tell_the_end(self, status: str, stopped_by: str) -> None:
+        if status == "stopped":
+            self.say(
+                f"stopped by {stopped_by} and saved at iteration {self.iteration} of "
+                f"{self._config.num_iterations}; continue with: "
+                f"python -m jaxrl_scale.train --resume {shlex.quote(str(self._run.path))}"
+            )
+        if status == "failed":
+            self._terminal.close()
+            agents = self._config.num_seeds
+            whose = "the loss" if agents == 1 else f"the loss of all {agents} seeds"
+            last = self._run.newest_checkpoint()
+            print(
+                f"error: {whose} is no longer finite at iteration {self.iteration}; last good "
+                f"checkpoint: {last or 'none was saved yet'}; "
+                "a smaller --algo.learning_rate may help",
+                file=sys.stderr,
+            )

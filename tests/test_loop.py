@@ -1,0 +1,296 @@
+"""The training loop, with a runner that only counts: no environment, no network, no device."""
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from jaxrl_scale import Config, train
+from jaxrl_scale.algos import ppo
+from jaxrl_scale.errors import FINISHED, NOT_FINITE, STOPPED, RunError
+from jaxrl_scale.parallel.hosts import Hosts
+from jaxrl_scale.records.checkpoint import restore
+from jaxrl_scale.records.progress import Clock
+from jaxrl_scale.train import loop
+
+train_module = sys.modules["jaxrl_scale.train"]
+
+
+class Counter:
+    """All that `jaxrl_scale.loop.protocol.Runner` has, and nothing else. The state of an agent is
+    the number of its iterations, and an evaluation returns what the test wants."""
+
+    def __init__(self, config, evaluations=(), at=None):
+        self.agents = config.num_seeds
+        self.compiled, self.evaluations = False, iter(evaluations)
+        self.played = []
+        self.at = at or {}  # by iteration what happens during it
+
+    def describe(self):
+        return "ten fingers"
+
+    def facts(self):
+        return {"devices": ["fingers"]}
+
+    def compile(self):
+        self.compiled = True
+
+    def init(self):
+        assert self.compiled
+        return {"count": np.zeros(self.agents, np.int32)}
+
+    def step(self, state, stop):
+        state = {"count": state["count"] + 1}
+        metrics = {"loss": 1 / state["count"], "total_return": 40.0 * state["count"]}
+        metrics |= {name: np.full(self.agents, 40) for name in ("ended", "total_length", "steps")}
+        happens = self.at.get(int(state["count"][0]))
+        return state, happens(metrics) if happens else metrics, stop
+
+    def evaluate(self, state):
+        self.played.append(next(self.evaluations, float(state["count"][0])))
+        return np.full((self.agents, 4), self.played[-1], np.float32)
+
+    def abstract_state(self):
+        return {"count": jax.ShapeDtypeStruct((self.agents,), np.int32)}
+
+    def parts(self):
+        return None
+
+    def fetch(self, state):
+        return state
+
+    def place(self, saved):
+        return saved
+
+    def peak_memory_mb(self):
+        return 1.0
+
+
+def counted(path, **changes):
+    """The config of a run of the counter."""
+    few = {"iterations": 10, "log_every": 5, "checkpoint_every": 4, "compilation_cache": ""}
+    quiet = {"wandb": "disabled", "tensorboard": False, "run_dir": str(path)}
+    return Config(**{**few, **quiet, **changes})
+
+
+def run_of(config, *, resume=None, **how):
+    """A run of the counter from its beginning, or from where it stopped."""
+    runner = Counter(config, **how)
+    return loop(config, runner, Hosts(), Clock(0.0), "counting", resume), runner
+
+
+def saved(run):
+    """The checkpoints, and what is in each."""
+    folder = run.path / "checkpoints"
+    return sorted(int(path.name) for path in folder.iterdir() if path.name.isdecimal())
+
+
+def terminate(metrics):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return metrics
+
+
+def evaluations(run):
+    return {row["iteration"]: row["eval_return"] for row in run.metrics if "eval_return" in row}
+
+
+# --- the loop -------------------------------------------------------------------------------
+
+
+def test_a_runner_that_only_counts_is_trained_logged_and_saved(tmp_path, capsys):
+    run, _ = run_of(counted(tmp_path / "run"))
+    assert [row["iteration"] for row in run.metrics] == [5, 10]
+    assert [row["env_steps"] for row in run.metrics] == [200, 400]
+    assert run.metrics[-1]["return_100"] == (10 + 9 + 8) / 3
+    assert saved(run) == [4, 8, 10]
+    assert (run.exit_status, run.summary["status"]) == (FINISHED, "done")
+    assert run.summary["evaluation"]["mean"] == 10
+    assert run.summary == json.loads((run.path / "summary.json").read_text())
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith("counting: CartPole-v1, ppo, 10 iterations of 8,192 steps, ten fingers")
+
+
+def test_a_counter_that_a_signal_stops_goes_on_and_leaves_the_same_record(tmp_path, capsys):
+    whole, _ = run_of(counted(tmp_path / "whole"))
+    config = counted(tmp_path / "halves")
+    stopped, _ = run_of(config, at={7: terminate})
+    assert (stopped.exit_status, stopped.summary["status"]) == (STOPPED, "stopped")
+    assert stopped.summary["iterations"] == 7
+    assert saved(stopped) == [4, 7]
+    assert "stopped by SIGTERM and saved at iteration 7 of 10" in capsys.readouterr().out
+    resumed, _ = run_of(config, resume=stopped.path)
+    assert resumed.summary["evaluation"] == whole.summary["evaluation"]
+    clock = ("time", "wall_seconds", "steps_per_second", "compile_seconds")
+    for ours, theirs in zip(resumed.metrics, whole.metrics, strict=True):
+        assert {k: v for k, v in ours.items() if k not in clock} == {
+            k: v for k, v in theirs.items() if k not in clock
+        }
+
+
+def test_the_loop_ends_when_no_agent_is_finite_any_more(tmp_path, capsys):
+    config = counted(tmp_path / "run", num_seeds=2, checkpoint_every=2)
+    lost = {"loss": np.full(2, np.nan)}
+    run, _ = run_of(config, at={5: lambda metrics: metrics | lost})
+    assert (run.exit_status, run.summary["status"]) == (NOT_FINITE, "failed")
+    assert saved(run) == [2, 4]
+    assert capsys.readouterr().err == (
+        "error: the loss of all 2 seeds is no longer finite at iteration 5; last good checkpoint: "
+        f"{run.path}/checkpoints/4; a smaller --algo.learning_rate may help\n"
+    )
+
+
+def test_every_evaluation_is_in_the_rows_whatever_log_every_is(tmp_path):
+    run, runner = run_of(counted(tmp_path / "run", eval_every=3))
+    assert evaluations(run) == {3: 3, 6: 6, 9: 9, 10: 10}
+    assert [row["iteration"] for row in run.metrics] == [3, 5, 6, 9, 10]
+    assert runner.played == [3, 6, 9, 10]
+
+
+def test_the_best_checkpoint_is_one_that_was_evaluated(tmp_path):
+    config = counted(
+        tmp_path / "run", iterations=8, eval_every=4, checkpoint_every=2, keep_checkpoints=1
+    )
+    run, runner = run_of(config, evaluations=[500, 10])
+    best, state, _ = restore(run.path / "checkpoints", runner.abstract_state(), print, best=True)
+    assert (best, state["count"].item()) == (4, 4)
+    assert saved(run) == [4, 8]
+
+
+def test_after_an_error_the_rows_so_far_are_kept_and_the_folder_is_free(tmp_path):
+    def fail(metrics):
+        raise RuntimeError("a finger broke")
+
+    config = counted(tmp_path / "run", log_every=1)
+    with pytest.raises(RuntimeError, match="a finger broke"):
+        run_of(config, at={6: fail})
+    resumed, _ = run_of(config, resume=tmp_path / "run")
+    assert [row["iteration"] for row in resumed.metrics] == list(range(1, 11))
+
+
+# --- train() in Python ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def _counting(monkeypatch):
+    """`train` builds a counter instead of a runner."""
+
+    class Runner(Counter):
+        def __init__(self, config, env, placement):
+            super().__init__(config)
+
+        def check_memory(self):
+            pass
+
+    monkeypatch.setattr(train_module, "Runner", Runner)
+
+
+@pytest.mark.usefixtures("_counting")
+def test_a_run_that_has_finished_is_left_as_it_is(tmp_path, capsys):
+    config = counted(tmp_path / "run")
+    run = train(config)
+    files = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+    capsys.readouterr()
+    for again in (train(config, resume=run.path), train(resume=run.path)):
+        assert (again.exit_status, again.summary, again.config) == (0, run.summary, config)
+    told = f"{run.path} has finished: nothing is left to do, nothing changes\n"
+    assert capsys.readouterr() == (2 * told, "")
+    assert files == {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+    assert files.keys() == {path for path in run.path.rglob("*") if path.is_file()}
+
+
+@pytest.mark.usefixtures("_counting")
+def test_a_finished_run_goes_on_where_more_iterations_are_asked_for(tmp_path):
+    # Without a schedule a longer run begins exactly like a shorter one.
+    algo = ppo.Config(lr_schedule="constant")
+    config = counted(tmp_path / "run", algo=algo)
+    train(config)
+    longer = train(config.replace(iterations=12), resume=tmp_path / "run")
+    assert longer.summary["iterations"] == 12
+
+
+@pytest.mark.usefixtures("_counting")
+def test_the_config_of_a_run_that_is_resumed_cannot_change_its_result(tmp_path):
+    config = counted(tmp_path / "run", env_kwargs={})
+    train(config)
+    with pytest.raises(RunError, match=r"^seed cannot change on resume: the run has seed=0; what"):
+        train(config.replace(seed=9), resume=tmp_path / "run")
+    with pytest.raises(RunError, match=r"^iterations cannot change .* its schedule depends"):
+        train(config.replace(iterations=11), resume=tmp_path / "run")
+    with pytest.raises(RunError, match="does not exist"):
+        train(config, resume=tmp_path / "nowhere")
+    with pytest.raises(RunError, match="needs a config, or resume"):
+        train()
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["seed"] == 0
+    train(config.replace(target_return=5.0), resume=tmp_path / "run")  # the result is the same
+
+
+@pytest.mark.usefixtures("_counting")
+def test_train_gives_the_precision_of_matrix_products_back(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        Counter,
+        "evaluate",
+        lambda *_: seen.append(jax.config.values["jax_default_matmul_precision"]),
+    )
+    before = jax.config.values["jax_default_matmul_precision"]
+    try:
+        for theirs in (None, "high"):
+            jax.config.update("jax_default_matmul_precision", theirs)
+            train(counted(tmp_path / str(theirs)))
+            assert jax.config.values["jax_default_matmul_precision"] == theirs
+    finally:
+        jax.config.update("jax_default_matmul_precision", before)
+    assert seen == ["highest", "highest"]
+
+
+# --- names ----------------------------------------------------------------------------------
+
+
+def test_train_is_the_function_whichever_way_it_was_imported():
+    code = """
+import pickle, sys
+if sys.argv[1] == "module first":
+    import jaxrl_scale.train
+from jaxrl_scale import Config, load, train
+import jaxrl_scale.train
+from jaxrl_scale.train import main
+assert jaxrl_scale.train is train and train.__name__ == "train" and callable(main)
+assert pickle.loads(pickle.dumps(train)) is train
+try:
+    train(Config(num_shards=3))
+except ValueError as error:
+    print(error)
+"""
+    for order in ("module first", "function first"):
+        done = subprocess.run(
+            [sys.executable, "-c", code, order], capture_output=True, text=True, timeout=100
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith("num_shards=3 is not a power of two")
+
+
+def test_a_type_checker_knows_what_the_package_offers(tmp_path):
+    file = tmp_path / "typed.py"
+    file.write_text(
+        "from jaxrl_scale import Config, load, train\n"
+        "reveal_type(train(Config()).summary)\n"
+        "reveal_type(load('runs/x').iteration)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--cache-dir", str(tmp_path / "cache"), str(file)],
+        capture_output=True,
+        text=True,
+    )
+    assert "rows.Summary" in done.stdout
+    assert 'Revealed type is "int"' in done.stdout
+
+
+def test_a_run_can_be_pickled(tmp_path):
+    run, _ = run_of(counted(tmp_path / "run"))
+    assert pickle.loads(pickle.dumps(run)) == run
