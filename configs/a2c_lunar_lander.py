@@ -1,11 +1,12 @@
-"""LunarLander-v3 with A2C: set a lander down softly between two flags.
+"""LunarLander-v3 with A2C: land softly between two flags.
 
     python -m jaxrl_scale.train --config configs/a2c_lunar_lander.py
 
-15,000,000 steps; the return is about 262 here and 260 in real Gymnasium (211 and 206 with the worst
-of 8 seeds; all eight in one program take 34 minutes on one core). With 64 environments and
-10,000,000 steps it is about 235, and two of the seeds end below 200. Rollouts matter: with 16 steps
-instead of 32, or a horizon of 0.99, many seeds hover until the time is up.
+Training takes 15,000,000 steps; eight agents in one program take 34 minutes on one core. The
+return is then about 262 here and 260 in real Gymnasium (211 and 206 for the worst of the 8
+agents). With 64 environments and 10,000,000 steps it is about 235, and two of the agents end below
+200. The rollout length is important: with 16 steps instead of 32, or with a discount of 0.99, many
+agents hover until the time limit.
 """
 
 from jaxrl_scale.algos import a2c

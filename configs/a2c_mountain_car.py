@@ -1,10 +1,11 @@
-"""MountainCar-v0 with A2C: rock a weak car out of a valley, reward -1 a step, 200 steps.
+"""MountainCar-v0 with A2C: drive a weak car out of a valley in 200 steps, reward -1 per step.
 
     python -m jaxrl_scale.train --config configs/a2c_mountain_car.py
 
-2,000,000 steps; the return is about -113 (-130 with the worst of 32 seeds; eight of them in one
-program take a minute and a half on one core). The large entropy bonus keeps the policy from
-settling on a needless extra swing: with 0.02 or 0.05 all end at about -127.
+Training takes 2,000,000 steps; eight agents in one program take a minute and a half on one core.
+The return is then about -113, and -130 for the worst of 32 agents. The large entropy bonus keeps
+the policy from settling on one swing more than it needs: with a bonus of 0.02 or 0.05, all agents
+end at about -127.
 """
 
 from jaxrl_scale.algos import a2c

@@ -2,11 +2,12 @@
 
     python -m jaxrl_scale.scaling --config configs/acrobot_scaling.py --num_envs=8,80,368
 
-One set of numbers from 8 environments to thousands: 40 iterations suffice with 8. An iteration of
-4,096 makes 512 times as many gradient steps. Before the first episode has ended they follow what
-the value function happens to believe, and with a short horizon (λ = 0.9) some seeds learn to brake
-and never swing up: hence λ = 0.98, a little entropy, and the bound on the KL divergence. Four
-shards, so that 8 environments are two a shard: every batched call then has a batch.
+The same options serve 8 environments and thousands of them. With 8 environments, 40 iterations are
+enough. An iteration with 4,096 environments makes 512 times as many gradient steps. Before the
+first episode has ended, these steps follow the initial guesses of the value function, and with a
+short horizon (λ = 0.9) some agents learn to brake and never swing up. This is why λ is 0.98, why
+there is a small entropy bonus, and why the KL divergence is bounded. There are four shards, so
+that even 8 environments make two per shard and every batched call has a batch.
 """
 
 from jaxrl_scale.algos import ppo

@@ -2,8 +2,8 @@
 
     python -m jaxrl_scale.train --config configs/apex_cartpole.py
 
-250,000 steps; the return is 500, the highest there is, with each of 32 seeds. The ladder is short:
-where most environments hardly explore, seeds stay at 200.
+Training takes 250,000 steps. Each of 32 agents then reaches a return of 500, the maximum. The
+ladder of exploration is short: if most environments hardly explore, some agents stay at 200.
 """
 
 from jaxrl_scale.algos import apex

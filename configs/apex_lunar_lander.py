@@ -1,9 +1,9 @@
-"""LunarLander-v3 with Ape-X: set a lander down softly between two flags.
+"""LunarLander-v3 with Ape-X: land softly between two flags.
 
     python -m jaxrl_scale.train --config configs/apex_lunar_lander.py
 
-800,000 steps; the return is about 277 here and 276 in real Gymnasium (264 and 261 with the worst of
-8 seeds; two and a half minutes a seed on one core).
+Training takes 800,000 steps, or two and a half minutes per agent on one core. The return is then
+about 277 here and 276 in real Gymnasium (264 and 261 for the worst of 8 agents).
 """
 
 from jaxrl_scale.algos import apex

@@ -1,10 +1,10 @@
-"""MountainCar-v0 with Ape-X: rock a weak car out of a valley, reward -1 a step, 200 steps.
+"""MountainCar-v0 with Ape-X: drive a weak car out of a valley in 200 steps, reward -1 per step.
 
     python -m jaxrl_scale.train --config configs/apex_mountain_car.py
 
-250,000 steps; the return is about -103 (-107 with the worst of 8 seeds; 45 seconds a seed on one
-core). With dueling networks and a target network that follows faster some seeds never leave the
-valley; why a slow one helps: `dqn_mountain_car.py`.
+Training takes 250,000 steps, or 45 seconds per agent on one core. The return is then about -103,
+and -107 for the worst of 8 agents. With dueling networks and a target network that follows faster,
+some agents never leave the valley; `dqn_mountain_car.py` explains why a slow one helps.
 """
 
 from jaxrl_scale.algos import apex

@@ -1,10 +1,11 @@
-"""MinAtar's Breakout (by gymnax) with PPO.
+"""MinAtar's Breakout (from gymnax) with PPO.
 
     python -m jaxrl_scale.train --config configs/breakout.py
 
-2,000,000 steps; the return is about 21 while it explores and 22 without (seed 0). gymnax
-publishes PPO's curve, 15 to 20 at that point: `benchmarks/minatar.py`. With an entropy bonus of
-0.01 and a learning rate of 1e-3 it ends in a game of 7.
+Training takes 2,000,000 steps. The return is then about 21 while the agent explores and 22 when it
+acts greedily (one agent, seed 0). In gymnax's published curve, PPO has 15 to 20 after as many
+steps (`benchmarks/minatar.py`). With an entropy bonus of 0.01 and a learning rate of 1e-3, the
+greedy return is 7.
 """
 
 from jaxrl_scale.algos import ppo

@@ -1,10 +1,10 @@
-"""MinAtar's Breakout (by gymnax) with DQN.
+"""MinAtar's Breakout (from gymnax) with DQN.
 
     python -m jaxrl_scale.train --config configs/dqn_breakout.py
 
-600,000 steps, four minutes on one core; the return is 19.5 while it explores and 23 without
-(seed 0). With a step size that falls to 0 and random actions that end after a tenth it is 12.7 and
-14.5.
+Training takes 600,000 steps, or four minutes on one core. The return is then 19.5 while the agent
+explores and 23 when it acts greedily (one agent, seed 0). With a learning rate that falls to 0 and
+random actions that end after a tenth of the run, these are 12.7 and 14.5.
 """
 
 from jaxrl_scale.algos import dqn

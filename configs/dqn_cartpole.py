@@ -2,10 +2,11 @@
 
     python -m jaxrl_scale.train --config configs/dqn_cartpole.py
 
-150,000 steps; the return is 500, the highest there is, with 54 of 64 seeds; six end below 490 (297
-the worst; 5 minutes for all on one core). A replay of the whole run, half the step size with it, or
-more steps with twice the gradient steps make that no better; without normalised observations all
-four seeds that were tried stay below 400.
+Training takes 150,000 steps; 64 agents take 5 minutes together on one core. Of these, 54 reach a
+return of 500, the maximum, and six end below 490, the worst at 297. None of these made that
+better: a replay of the whole run, the same with half the learning rate, and more steps with twice
+the gradient steps. Without normalised observations, all four agents that were tried stay below
+400.
 """
 
 from jaxrl_scale.algos import dqn

@@ -1,11 +1,12 @@
-"""LunarLander-v3 with DQN: set a lander down softly between two flags.
+"""LunarLander-v3 with DQN: land softly between two flags.
 
     python -m jaxrl_scale.train --config configs/dqn_lunar_lander.py
 
-800,000 steps; the return is about 251 here and 246 in real Gymnasium (216 and 222 with the worst of
-8 seeds; two and a half minutes a seed on one core). It lands early and takes risks, which is
-what linear errors (`huber_delta`) make of a crash; with squared ones it hovers. Replay holds the
-whole run: with a quarter of it, what a crash costs is forgotten at last.
+Training takes 800,000 steps, or two and a half minutes per agent on one core. The return is then
+about 251 here and 246 in real Gymnasium (216 and 222 for the worst of 8 agents). The agent lands
+early and takes risks, because the loss grows only linearly with the large error of a crash
+(`huber_delta`); with squared errors it hovers. Replay holds the whole run: with a quarter of it,
+the agent forgets in the end what a crash costs.
 """
 
 from jaxrl_scale.algos import dqn

@@ -1,12 +1,14 @@
-"""MountainCar-v0 with DQN: rock a weak car out of a valley, reward -1 a step, 200 steps.
+"""MountainCar-v0 with DQN: drive a weak car out of a valley in 200 steps, reward -1 per step.
 
     python -m jaxrl_scale.train --config configs/dqn_mountain_car.py
 
-250,000 steps; the return is about -100 (-106 with the worst of 16 seeds; 40 seconds a seed on one
-core). Chance never reaches the flag. What does is that values begin at 0, too high, and sink where
-the car has been: so the target network follows slowly, and random actions end early. With a target
-network that follows at once and half of the run explored none of four seeds leaves the valley; with
-a period of 200 instead of 500 and a fifth explored ten of fourteen do.
+Training takes 250,000 steps, or 40 seconds per agent on one core. The return is then about -100,
+and -106 for the worst of 16 agents. Random actions never reach the flag. Optimistic values do:
+they begin at 0, which is too high, and sink where the car has been, so that it drives to where it
+has not. Therefore the target network follows slowly and the random actions end early. With a
+target network that follows at once and random actions during half of the run, none of four agents
+leaves the valley. With a target period of 200 instead of 500 and random actions during a fifth of
+the run, ten of fourteen do.
 """
 
 from jaxrl_scale.algos import dqn

@@ -1,18 +1,19 @@
-"""Acrobot-v1 with IMPALA, whose actors are one iteration behind: swing a two-link arm up.
+r"""Acrobot-v1 with IMPALA, with actors that are one iteration behind: swing a two-link arm up.
 
     python -m jaxrl_scale.train --config configs/impala_acrobot.py
 
-1,000,000 steps; the return is about -82 (-88 with the worst of 64 seeds).
+Training takes 1,000,000 steps. The return is then about -82, and -88 for the worst of 64 agents.
 
-What V-trace is for shows with a longer lag:
+A longer lag shows what V-trace is for:
 
     python -m jaxrl_scale.train --config configs/impala_acrobot.py --num_seeds=16 \
         --total_steps=500_000 --algo.lag=4
     python -m jaxrl_scale.train --config configs/impala_acrobot.py --num_seeds=16 \
         --total_steps=500_000 --algo.lag=4 --algo.correction=none
 
-With the correction: -83.5 (-87 with the worst seed), and -107 on average in the second sixth
-of the run. Without: -85.3 (-332; three seeds below -90), and -207.
+With the correction the return is -83.5 in the end (-87 for the worst agent), and -107 on average
+over the second sixth of the run. Without it the return is -85.3 in the end (-332 for the worst
+agent; three agents are below -90), and -207 over the second sixth.
 """
 
 from jaxrl_scale.algos import impala

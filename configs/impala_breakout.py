@@ -1,9 +1,10 @@
-"""MinAtar's Breakout (by gymnax) with IMPALA, whose actors are one iteration behind.
+"""MinAtar's Breakout (from gymnax) with IMPALA, with actors that are one iteration behind.
 
     python -m jaxrl_scale.train --config configs/impala_breakout.py
 
-2,000,000 steps, two and a half minutes on one core; the return is 14.4 while it explores and 15.5
-without (seed 0). With an entropy bonus of 0.01 and a discount of 0.99 it ends in a game of 6.
+Training takes 2,000,000 steps, or two and a half minutes on one core. The return is then 14.4
+while the agent explores and 15.5 when it acts greedily (one agent, seed 0). With an entropy bonus
+of 0.01 and a discount of 0.99, the greedy return is 6.
 """
 
 from jaxrl_scale.algos import impala

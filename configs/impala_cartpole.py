@@ -1,8 +1,8 @@
-"""CartPole-v1 with IMPALA, whose actors are one iteration behind: balance a pole on a cart.
+"""CartPole-v1 with IMPALA, with actors that are one iteration behind: balance a pole on a cart.
 
     python -m jaxrl_scale.train --config configs/impala_cartpole.py
 
-1,000,000 steps; the return is 500, the highest there is, with each of 64 seeds.
+Training takes 1,000,000 steps. Each of 64 agents then reaches a return of 500, the maximum.
 """
 
 from jaxrl_scale.algos import impala

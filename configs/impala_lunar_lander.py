@@ -1,11 +1,12 @@
-"""LunarLander-v3 with IMPALA, whose actors are one iteration behind: land between two flags.
+"""LunarLander-v3 with IMPALA, with actors that are one iteration behind: land between two flags.
 
     python -m jaxrl_scale.train --config configs/impala_lunar_lander.py
 
-12,000,000 steps; the return is about 277 here and 275 in real Gymnasium (260 and 249 with the
-worst of 8 seeds; all eight in one program take 23 minutes on one core). With half the steps it is
-about 220, and three of the seeds end below 200. A learning rate of 1e-3 with more epochs or longer
-rollouts learns faster and then falls back: nothing clips the policy's steps.
+Training takes 12,000,000 steps; eight agents in one program take 23 minutes on one core. The
+return is then about 277 here and 275 in real Gymnasium (260 and 249 for the worst of the 8
+agents). With half the steps it is about 220, and three of the agents end below 200. With a
+learning rate of 1e-3 and more epochs or longer rollouts, agents learn faster and then become worse
+again, because nothing clips the steps of the policy.
 """
 
 from jaxrl_scale.algos import impala

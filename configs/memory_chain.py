@@ -1,10 +1,10 @@
-"""MemoryChain (bsuite, by gymnax) with recurrent PPO: act on what was shown at the beginning.
+"""MemoryChain (bsuite, from gymnax) with recurrent PPO: act on what the first observation showed.
 
     python -m jaxrl_scale.train --config configs/memory_chain.py
 
-400,000 steps; the return is 1, the highest there is, with each of 8 seeds, and 0 (chance) without
-the memory, `--algo.recurrent=false`. With 3 bits to remember instead of 1, a million steps end at
-0.7: two of them are kept.
+Training takes 400,000 steps. Each of 8 agents then reaches a return of 1, the maximum. Without the
+memory (`--algo.recurrent=false`) the return is 0, which is chance. With 3 bits to remember instead
+of 1, a million steps end at 0.7: the agent then remembers two of the bits.
 """
 
 from jaxrl_scale.algos import ppo

@@ -1,11 +1,11 @@
-"""MountainCar-v0 with PPO: rock a weak car out of a valley, reward -1 a step, 200 steps.
+"""MountainCar-v0 with PPO: drive a weak car out of a valley in 200 steps, reward -1 per step.
 
     python -m jaxrl_scale.train --config configs/mountain_car.py
 
-1,000,000 steps take about three seconds on two cores after compilation; the return is about
--105 (-110 with the worst of 64 seeds). The last 100 episodes reach a mean of -120 after
-about 684,000 steps (814,000 with the slowest). The large entropy bonus keeps the policy from
-settling on a needless extra swing.
+Training takes 1,000,000 steps, which are about three seconds on two cores after compilation. The
+return is then about -105, and -110 for the worst of 64 agents. The mean return of the last 100
+episodes reaches -120 after about 684,000 steps (814,000 for the slowest agent). The large entropy
+bonus keeps the policy from settling on one swing more than it needs.
 """
 
 from jaxrl_scale.algos import ppo

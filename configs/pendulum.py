@@ -2,9 +2,9 @@
 
     python -m jaxrl_scale.train --config configs/pendulum.py
 
-500,000 steps take about two seconds on two cores after compilation; the return is about
--171 (-271 with the worst of 64 seeds). The last 100 episodes reach a mean of -250 after
-about 140,000 steps (220,000 with the slowest).
+Training takes 500,000 steps, which are about two seconds on two cores after compilation. The
+return is then about -171, and -271 for the worst of 64 agents. The mean return of the last 100
+episodes reaches -250 after about 140,000 steps (220,000 for the slowest agent).
 """
 
 from jaxrl_scale.algos import ppo

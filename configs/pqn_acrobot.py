@@ -2,9 +2,9 @@
 
     python -m jaxrl_scale.train --config configs/pqn_acrobot.py
 
-1,000,000 steps; the return is about -80 (-91 with the worst of 64 seeds, which take 17
-minutes on one core). Small iterations and few random actions matter: with 128 environments and 2 %
-of them it ends at -91.
+Training takes 1,000,000 steps. The return is then about -80, and -91 for the worst of 64 agents,
+which take 17 minutes together on one core. Small iterations and few random actions are important:
+with 128 environments and 2 % of random actions the return is -91.
 """
 
 from jaxrl_scale.algos import pqn

@@ -1,9 +1,10 @@
-"""MinAtar's Breakout (by gymnax) with PQN.
+"""MinAtar's Breakout (from gymnax) with PQN.
 
     python -m jaxrl_scale.train --config configs/pqn_breakout.py
 
-2,000,000 steps; the return is about 18 while it explores and 23.5 without (seed 0). gymnax
-publishes PPO's curve, 15 to 20 at that point: `benchmarks/minatar.py`.
+Training takes 2,000,000 steps. The return is then about 18 while the agent explores and 23.5 when
+it acts greedily (one agent, seed 0). In gymnax's published curve, PPO has 15 to 20 after as many
+steps (`benchmarks/minatar.py`).
 """
 
 from jaxrl_scale.algos import pqn

@@ -1,10 +1,10 @@
-"""MinAtar's SpaceInvaders (by gymnax) with PQN.
+"""MinAtar's SpaceInvaders (from gymnax) with PQN.
 
     python -m jaxrl_scale.train --config configs/pqn_space_invaders.py
 
-2,000,000 steps; the return is about 97 while it explores and 70 without, where it plays the one
-same game again and again (seed 0). gymnax publishes PPO's curve, 84 to 101 at that point:
-`benchmarks/minatar.py`.
+Training takes 2,000,000 steps. The return is then about 97 while the agent explores and 70 when it
+acts greedily, where it plays the same game again and again (one agent, seed 0). In gymnax's
+published curve, PPO has 84 to 101 after as many steps (`benchmarks/minatar.py`).
 """
 
 from jaxrl_scale.algos import pqn

@@ -1,9 +1,10 @@
-"""MinAtar's SpaceInvaders (by gymnax) with PPO.
+"""MinAtar's SpaceInvaders (from gymnax) with PPO.
 
     python -m jaxrl_scale.train --config configs/space_invaders.py
 
-2,000,000 steps; the return is about 128 while it explores and 143 without (seed 0). gymnax
-publishes PPO's curve, 84 to 101 at that point: `benchmarks/minatar.py`.
+Training takes 2,000,000 steps. The return is then about 128 while the agent explores and 143 when
+it acts greedily (one agent, seed 0). In gymnax's published curve, PPO has 84 to 101 after as many
+steps (`benchmarks/minatar.py`).
 """
 
 from jaxrl_scale.algos import ppo

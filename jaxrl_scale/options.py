@@ -1,4 +1,9 @@
-"""The fields of a config: how one is described, and the checks of its type, bounds and sizes."""
+"""The fields of a config: how one is described, and the checks of its type, bounds and sizes.
+
+An algorithm's config is a frozen dataclass that `register` makes a pytree: its floats are the
+leaves, everything else is static. `traced` turns the floats into arrays, which is what the
+compiled program sees: agents that differ in them alone share one program.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +13,29 @@ import math
 import types
 import typing
 from dataclasses import field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
+
+import jax
+import jax.numpy as jnp
 
 from jaxrl_scale.errors import RunError, nearest
 
+T = TypeVar("T")
+
 
 class Sizes(Protocol):
-    """What an algorithm reads of a run's config: sizes, and the algorithm's own options."""
+    """What an algorithm reads of a run's config: its own options, sizes, and the network."""
 
     @property
     def algo(self) -> Any: ...
+    @property
+    def network(self) -> str: ...
+    @property
+    def hidden_sizes(self) -> tuple[int, ...]: ...
+    @property
+    def activation(self) -> str: ...
+    @property
+    def shared_torso(self) -> bool: ...
     @property
     def num_envs(self) -> int: ...
     @property
@@ -38,17 +56,34 @@ def option(
     *,
     low: float | None = None,
     high: float | None = None,
+    above: float | None = None,
     on_resume: bool = False,
 ) -> Any:
     """A dataclass field that the command line can set.
 
-    ``low`` and ``high`` are inclusive bounds; ``on_resume`` says that a resumed run may be
-    given another value, because the result does not depend on it.
+    ``low`` and ``high`` are inclusive bounds, ``above`` is a bound that the value itself may not
+    have; ``on_resume`` says that a resumed run may be given another value, because the result
+    does not depend on it.
     """
-    metadata = {"help": help, "low": low, "high": high, "on_resume": on_resume}
+    metadata = {"help": help, "low": low, "high": high, "above": above, "on_resume": on_resume}
     if isinstance(default, dict):
         return field(default_factory=lambda: dict(default), metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+def register(config: type[T]) -> type[T]:
+    """Make a frozen dataclass a pytree: its floats (and floats that may be None) are the leaves."""
+    hints = typing.get_type_hints(config)
+    names = [f.name for f in dataclasses.fields(config)]  # type: ignore[arg-type]
+    leaves = [name for name in names if hints[name] in (float, float | None)]
+    static = [name for name in names if name not in leaves]
+    return jax.tree_util.register_dataclass(config, leaves, static)
+
+
+def traced(options: T) -> T:
+    """The same options with a float32 array for each number. None stays None: what is switched
+    off is switched off for all agents of a program."""
+    return jax.tree.map(jnp.float32, options)
 
 
 def check_divides(total: int, total_name: str, part: int, part_name: str) -> None:
@@ -116,6 +151,9 @@ def check_fields(config: Any, prefix: str) -> None:
                 raise RunError(f"{name}={value!r} should be a finite number")
             if number is not None and low is not None and number < low:
                 raise RunError(f"{name}={value!r} should be at least {low}")
+            above = f.metadata.get("above")
+            if number is not None and above is not None and number <= above:
+                raise RunError(f"{name}={value!r} should be above {above}")
             if number is not None and high is not None and number > high:
                 raise RunError(f"{name}={value!r} should be at most {high}")
 

@@ -172,25 +172,29 @@ class Pool(NamedTuple):
 class Algorithm(NamedTuple):
     """An algorithm as a handful of pure functions, in the manner of optax.
 
-    ``Shared`` is what is the same everywhere (parameters, optimiser, counters, lagged
-    copies, statistics); ``Local`` belongs to one shard (replay, exploration ladder, running
-    returns); ``Carry`` is a policy's memory, one per environment. Hyper-parameters that are
-    plain numbers live in ``Shared`` and are traced.
+    ``Shared`` is what is the same everywhere: the options' numbers, parameters, optimizer,
+    statistics, lagged copies. ``Shared.params`` are the parameters that are trained: the runner
+    reports their norm and marks an agent as failed where it is not finite. ``Local`` belongs to
+    one shard (replay, running returns), ``Carry`` is a policy's memory, one per environment, and
+    ``Actor`` the part of ``Shared`` that acting needs. None of them counts iterations: the runner
+    does, and says how many were done before this one.
+
+    ``Metrics`` are scalars, float32 or int32, equal on all devices; anything else is an error.
     """
 
-    init_shared: Callable[[Key], PyTree]
-    """``(key) -> Shared``"""
+    init_shared: Callable[[Key, PyTree], PyTree]
+    """``(key, options) -> Shared``; ``options`` are the algorithm's with traced numbers
+    (`jaxrl_scale.options.traced`), which may differ from agent to agent"""
     init_local: Callable[[Key, Array], PyTree]
     """``(key, shard_index) -> Local``, for one shard"""
     init_carry: Callable[[int], PyTree]
     """``(B) -> Carry[B, ...]``; ``()`` for feed-forward policies"""
-    actor: Callable[[PyTree], PyTree]
-    """``(Shared) -> Actor``: the part of ``Shared`` that acting needs"""
+    actor: Callable[[PyTree, Array], PyTree]
+    """``(Shared, iteration) -> Actor``"""
     act: Callable[..., tuple[Array, PyTree, PyTree]]
-    """``(Actor, Local, Carry, obs[B], is_first[B], key) -> (action[B], Carry, extras[B])``"""
-    play: Callable[..., tuple[Array, PyTree]]
-    """``(Actor, Carry, obs[B], is_first[B], key, greedy) -> (action[B], Carry)``, for
-    evaluation; ``greedy`` is a Python bool"""
-    update: Callable[[PyTree, PyTree, Rollout, Key], tuple[PyTree, PyTree, Metrics]]
-    """``(Shared, Local[S], Rollout[S], key) -> (Shared, Local[S], Metrics)``. The key is the
-    same on every device: fold in `Pool.shard_index` for what belongs to a shard."""
+    """``(Actor, Local, Carry, obs[B], is_first[B], key, greedy=False) ->
+    (action[B], Carry, extras[B])``; ``greedy`` is a Python bool. ``Local`` is None where an agent
+    is evaluated, which no shard does."""
+    update: Callable[[PyTree, PyTree, Rollout, Key, Array], tuple[PyTree, PyTree, Metrics]]
+    """``(Shared, Local[S], Rollout[S], key, iteration) -> (Shared, Local[S], Metrics)``. The key is
+    the same on every device: fold in `Pool.shard_index` for what belongs to a shard."""

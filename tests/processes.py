@@ -21,7 +21,7 @@ from jaxrl_scale.config import files
 from jaxrl_scale.loop.runner import Runner
 from jaxrl_scale.parallel.backend import place
 from jaxrl_scale.parallel.machine import free_port
-from jaxrl_scale.records import checkpoint
+from jaxrl_scale.records import array_folder, checkpoint
 from jaxrl_scale.records import rows as records
 
 TESTS = Path(__file__).parent
@@ -215,9 +215,8 @@ def state(run_dir: Path, iteration: int | None = None) -> tuple[int, dict[str, n
 def checkpoints(run_dir: Path) -> dict[int, float | None]:
     """Those that were kept and their scores."""
     folders = (run_dir / "checkpoints").glob("[0-9]*")
-    paths = {int(p.name): p / "_CHECKPOINT_METADATA" for p in folders if p.name.isdecimal()}
-    read = {k: json.loads(path.read_bytes()) for k, path in paths.items()}
-    return {k: record["custom_metadata"]["score"] for k, record in sorted(read.items())}
+    paths = sorted((int(path.name), path) for path in folders if path.name.isdecimal())
+    return {iteration: array_folder.read_record(path)["score"] for iteration, path in paths}
 
 
 def assert_same_bits(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> None:

@@ -1,5 +1,7 @@
 """What several tests share: a small run without files, on chosen devices."""
 
+import dataclasses
+
 import jax
 import numpy as np
 
@@ -8,6 +10,7 @@ from jaxrl_scale import config as cfg
 from jaxrl_scale.algos import ppo
 from jaxrl_scale.config import Config
 from jaxrl_scale.loop.runner import Runner
+from jaxrl_scale.options import traced
 from jaxrl_scale.parallel import backend
 
 
@@ -32,6 +35,12 @@ def runner_of(config, env=None, algo=None, monkeypatch=None):
     runner = Runner(config, env or envs.make(config.env, **config.env_kwargs), placement)
     runner.compile()
     return runner
+
+
+def first_shared(algo, config, seed=0, **options):
+    """An algorithm's shared state before the first update, of the config's options or others."""
+    numbers = traced(dataclasses.replace(config.algo, **options))
+    return jax.jit(algo.init_shared)(jax.random.key(seed), numbers)
 
 
 shared = {}  # runners by the text of their config; conftest.py empties it after a module

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from learners import GAMMA, Mixture, asked, check_values, random_parameters, rollout_of
-from running import differing, runner_of, steps
+from running import differing, first_shared, runner_of, steps
 
 from jaxrl_scale import config as cfg
 from jaxrl_scale.algos import a2c
@@ -68,11 +68,8 @@ def test_the_loss_equals_its_slow_twin(action):
     expected["loss"] = (
         expected["policy_loss"] + VALUE * expected["value_loss"] - ENTROPY * expected["entropy"]
     )
-    numbers = dict.fromkeys(a2c.Hyper._fields, 0.0) | {
-        "entropy_coef": ENTROPY,
-        "value_coef": VALUE,
-    }
-    total, sums = jax.jit(functools.partial(a2c.loss, network, a2c.Hyper(**numbers)))(params, batch)
+    options = a2c.Config(entropy_coef=ENTROPY, value_coef=VALUE)
+    total, sums = jax.jit(functools.partial(a2c.loss, network, options))(params, batch)
     assert float(total) == pytest.approx(expected["loss"], rel=1e-4)
     for name, number in expected.items():
         assert float(sums[name]) == pytest.approx(number, rel=1e-4), name
@@ -88,10 +85,12 @@ def updated():
     algo = a2c.make(config, SPEC, local_pool(S))
     update = jax.jit(algo.update)
 
-    first = jax.jit(algo.init_shared)(jax.random.key(0))
+    first = first_shared(algo, config)
 
-    def of(rollout, start=first):
-        shared, _, metrics = update(start, jnp.zeros((S, B)), rollout, jax.random.key(1))
+    def of(rollout, start=first, iteration=0):
+        shared, _, metrics = update(
+            start, jnp.zeros((S, B)), rollout, jax.random.key(1), jnp.int32(iteration)
+        )
         return shared, metrics
 
     return config, first, of
@@ -150,7 +149,7 @@ def test_an_update_is_one_step_along_the_gradient_of_the_whole_rollout(updated):
         found.params,
         jax.tree.map(stepped, start.params, gradient),
     )
-    assert float(update(rollout, found)[1]["learning_rate"]) == pytest.approx(0.75e-3)
+    assert float(update(rollout, found, 1)[1]["learning_rate"]) == pytest.approx(0.75e-3)
 
 
 # --- runs -----------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from running import differing
+from running import differing, first_shared
 from test_dqn import PROBING, SPEC, B, S, T, check_probes, probed, rollout_of
 
 from jaxrl_scale import config as cfg
@@ -32,23 +32,27 @@ def test_the_ladder_goes_over_all_environments_whatever_their_shard():
         apex.ladder(0.4, 7.0, 8, jnp.arange(8)), 0.4 ** np.arange(1.0, 9.0), rtol=1e-5
     )
     algo = apex.make(small(), SPEC, local_pool(8))
-    rungs = [algo.init_local(jax.random.key(0), shard).epsilon for shard in range(8)]
-    np.testing.assert_allclose(
-        np.concatenate(rungs), 0.4 ** (1 + 7 * np.arange(16) / 15), rtol=1e-5
-    )
+    index = [algo.init_local(jax.random.key(0), shard).environment for shard in range(8)]
+    np.testing.assert_array_equal(np.concatenate(index), np.arange(16))
 
 
 def test_environments_explore_by_their_rung():
-    algo = apex.make(small({"replay_size": 256_000}, num_envs=16_000), SPEC, local_pool(8))
+    own = {"replay_size": 256_000, "epsilon": 0.8, "ladder": 99.0}
+    config = small(own, num_envs=16_000)
+    algo = apex.make(config, SPEC, local_pool(8))
     local = algo.init_local(jax.random.key(0), 0)
-    local = local._replace(epsilon=jnp.where(jnp.arange(2000) < 1000, 0.0, 0.8))
-    actor = algo.actor(algo.init_shared(jax.random.key(0)))
+    first_and_last = jnp.where(jnp.arange(2000) < 1000, 15_999, 0)
+    actor = algo.actor(first_shared(algo, config), 0)
     obs = jnp.ones((2000, 3))
-    action, _, (value, best) = algo.act(actor, local, (), obs, None, jax.random.key(1))
-    greedy, _ = algo.play(actor, (), obs, None, jax.random.key(1), True)
+    key = jax.random.key(1)
+    local = local._replace(environment=first_and_last)
+    action, _, (value, best) = algo.act(actor, local, (), obs, None, key)
+    greedy, *_ = algo.act(actor, None, (), obs, None, key, True)
     assert (action[:1000] == greedy[:1000]).all()
     assert np.mean(action[1000:] != greedy[1000:]) == pytest.approx(0.4, abs=0.05)
     np.testing.assert_array_equal(value[:1000], best[:1000])
+    sampled, *_ = algo.act(actor, None, (), obs, None, key)  # as the last environment explores
+    np.testing.assert_array_equal(sampled, greedy)
     assert (value <= best).all()
 
 
@@ -84,15 +88,15 @@ def test_first_priorities_are_those_of_a_slow_twin_that_sees_the_whole_run(n):
     own |= {"learning_starts": 10**6, "priority_exponent": alpha}  # no update of priorities
     config = small(own, num_envs=S * B, num_shards=S, rollout_length=T)
     algo = apex.make(config, SPEC, local_pool(S))
-    shared = algo.init_shared(jax.random.key(0))
+    shared = first_shared(algo, config)
     local = jax.vmap(algo.init_local, (None, 0))(jax.random.key(0), jnp.arange(S))
     update = jax.jit(algo.update)
     random = np.random.default_rng(n)
     rolled = []
-    for _ in range(count):
+    for k in range(count):
         values = jnp.asarray(random.normal(size=(2, S, T, B)), jnp.float32)
         rolled.append(rollout_of(random)._replace(extras=(values[0], values[1])))
-        shared, local, _ = update(shared, local, rolled[-1], jax.random.key(1))
+        shared, local, _ = update(shared, local, rolled[-1], jax.random.key(1), jnp.int32(k))
 
     def whole(pick):
         return np.concatenate([np.asarray(pick(r)) for r in rolled], 1)
@@ -131,13 +135,15 @@ def test_a_gradient_step_is_that_of_a_slow_twin():
     own |= {"batch_size": 32, "replay_size": 128, "huber_delta": None, "priority_exponent": 1.0}
     config = small(own, num_envs=S * B, num_shards=S, rollout_length=T)
     algo = apex.make(config, SPEC, local_pool(S))
-    shared = algo.init_shared(jax.random.key(0))
-    shared = shared._replace(target_params=algo.init_shared(jax.random.key(7)).params)
+    shared = first_shared(algo, config)
+    shared = shared._replace(target_params=first_shared(algo, config, 7).params)
     local = jax.vmap(algo.init_local, (None, 0))(jax.random.key(0), jnp.arange(S))
     random = np.random.default_rng(0)
     values = jnp.asarray(random.normal(size=(2, S, T, B)), jnp.float32)
     rollout = rollout_of(random)._replace(extras=(values[0], values[1]))
-    after, there, metrics = jax.jit(algo.update)(shared, local, rollout, jax.random.key(1))
+    after, there, metrics = jax.jit(algo.update)(
+        shared, local, rollout, jax.random.key(1), jnp.int32(0)
+    )
 
     network = networks.make_q(config, SPEC, dueling=True)
     valid, reward = np.asarray(rollout.valid), np.asarray(rollout.reward)

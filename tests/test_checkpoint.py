@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 
 from jaxrl_scale.errors import RunError
-from jaxrl_scale.records import checkpoint
+from jaxrl_scale.records import array_folder
 from jaxrl_scale.records.checkpoint import Checkpoints, kept, restore
-from jaxrl_scale.types import Part
+from jaxrl_scale.types import Part, Span
 
 
 class Local(NamedTuple):
@@ -159,13 +159,13 @@ def test_orbax_is_imported_by_the_first_save_or_by_warming_up_and_not_before(tmp
 
 
 def test_save_returns_before_anything_is_written(tmp_path, monkeypatch):
-    write, may_write = checkpoint._write_arrays, threading.Event()
+    write, may_write = array_folder.write, threading.Event()
 
     def write_later(*args: Any) -> None:
         assert may_write.wait(60)
         write(*args)
 
-    monkeypatch.setattr(checkpoint, "_write_arrays", write_later)
+    monkeypatch.setattr(array_folder, "write", write_later)
     checkpoints = Checkpoints(tmp_path, keep=2)
     checkpoints.save(1, state(1), {})
     assert names(tmp_path) == set()
@@ -184,7 +184,7 @@ def test_an_error_of_the_background_is_raised_by_the_next_call_and_once(
 
     checkpoints = Checkpoints(tmp_path, keep=2)
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "_write_arrays", fail)
+        patch.setattr(array_folder, "write", fail)
         checkpoints.save(1, state(1), {})
         calls = {
             "save": lambda: checkpoints.save(2, state(2), {}),
@@ -204,11 +204,11 @@ def test_an_error_of_the_background_is_raised_by_the_next_call_and_once(
 
 
 def test_the_last_ones_and_the_best_are_kept():
-    none = -float("inf")
-    assert kept({1: none}, 1) == {1}
-    assert kept({1: none, 2: none, 3: none}, 2) == {2, 3}
-    assert kept({1: 5.0, 2: 1.0, 3: 2.0, 4: none}, 2) == {1, 3, 4}
-    assert kept({1: -5.0, 2: none, 3: none}, 1) == {1, 3}
+    assert kept({1: None}, 1) == {1}
+    assert kept({1: None, 2: None, 3: None}, 2) == {2, 3}
+    assert kept({1: 5.0, 2: 1.0, 3: 2.0, 4: None}, 2) == {1, 3, 4}
+    assert kept({1: -5.0, 2: None, 3: None}, 1) == {1, 3}
+    assert kept({1: -float("inf"), 2: None, 3: None}, 1) == {1, 3}
     assert kept({1: 5.0, 2: 5.0, 3: 1.0, 4: 1.0}, 1) == {2, 4}, "of equals the latest"
 
 
@@ -223,6 +223,28 @@ def test_the_folder_holds_the_last_ones_and_the_best(tmp_path):
     iteration, best, _ = checkpoints.restore(state(0), no_warning, best=True)
     assert iteration == 1
     assert_same(best, jax.tree.map(np.asarray, state(1)))
+    checkpoints.close()
+
+
+def test_the_best_is_one_that_was_evaluated_and_it_is_never_deleted(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    evaluated = {4: 500.0, 8: 10.0, 12: 500.0}  # and no score between two evaluations
+    for iteration in (2, 4, 6, 8, 10, 11):
+        checkpoints.save(iteration, state(iteration), {}, evaluated.get(iteration))
+        if iteration >= 4:
+            assert checkpoints.restore(state(0), no_warning, best=True)[0] == 4
+            assert names(tmp_path) == {"4", str(iteration)}
+    checkpoints.save(12, state(12), {}, evaluated[12])
+    assert checkpoints.restore(state(0), no_warning, best=True)[0] == 12, "of equals the latest"
+    assert names(tmp_path) == {"12"}
+    checkpoints.close()
+
+
+def test_of_equally_good_ones_the_latest_is_restored_as_the_best(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=4)
+    for iteration, score in [(1, 2.0), (2, 3.0), (3, 3.0), (4, None)]:
+        checkpoints.save(iteration, state(iteration), {}, score)
+    assert checkpoints.restore(state(0), no_warning, best=True)[0] == 3
     checkpoints.close()
 
 
@@ -308,15 +330,34 @@ def test_whatever_file_is_damaged_it_is_named_and_the_one_before_used(tmp_path, 
             assert "\n" not in warning
             noticed.add(file.relative_to(whole).parts[0])
         shutil.copyfile(backup / file.relative_to(whole), file)
-    # `ocdbt.process_0` holds the arrays; the others left over hold nothing that is needed.
-    assert noticed >= {"_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt", "d"}
-    assert "ocdbt.process_0" in noticed
+    assert noticed == {"arrays.npz"}, "orbax's other files hold nothing that is needed"
     assert capfd.readouterr() == ("", "")
 
 
+def test_whatever_byte_is_damaged_no_wrong_number_is_restored(tmp_path):
+    small = {"a": np.arange(3, dtype=np.float32), "b": np.arange(2).astype(ml_dtypes.bfloat16)}
+    checkpoints = Checkpoints(tmp_path, 1)
+    checkpoints.save(1, small, {"x": 1})
+    checkpoints.close()
+    file = tmp_path / "1" / "arrays.npz"
+    whole, harmless = file.read_bytes(), 0
+    for at in range(len(whole)):
+        for bit in (1, 128):
+            file.write_bytes(whole[:at] + bytes([whole[at] ^ bit]) + whole[at + 1 :])
+            warnings: list[str] = []
+            try:
+                _, values, meta = restore(tmp_path, small, warnings.append)
+            except RunError:
+                assert len(warnings) == 1, "damaged, and no other is left"
+            else:
+                assert_same(values, small)
+                assert meta == {"x": 1}
+                harmless += 1
+    assert harmless < len(whole), "dates, permissions and the like in the zip file"
+
+
 def test_an_array_that_is_damaged_is_named(tmp_path):
-    path = saved(tmp_path, [1, 2]) / "2"
-    flip_a_bit(max((path / "ocdbt.process_0" / "d").iterdir(), key=lambda p: p.stat().st_size))
+    flip_a_bit(saved(tmp_path, [1, 2]) / "2" / "arrays.npz")
     warnings: list[str] = []
     restore(tmp_path, state(0), warnings.append)
     assert "params/layer" in warnings[0]
@@ -324,13 +365,29 @@ def test_an_array_that_is_damaged_is_named(tmp_path):
 
 
 def test_a_number_changed_in_the_meta_data_is_damage(tmp_path):
-    record = saved(tmp_path, [1, 2]) / "2" / "_CHECKPOINT_METADATA"
-    text = record.read_text()
-    assert '"env_steps": 128' in text
-    record.write_text(text.replace('"env_steps": 128', '"env_steps": 129'))
+    file = saved(tmp_path, [1, 2]) / "2" / "arrays.npz"
+    data = file.read_bytes()
+    assert b'"env_steps": 128' in data
+    file.write_bytes(data.replace(b'"env_steps": 128', b'"env_steps": 129'))
     warnings: list[str] = []
     assert restore(tmp_path, state(0), warnings.append)[2] == {"env_steps": 64}
-    assert warnings[0].endswith("_CHECKPOINT_METADATA is not what was written")
+    assert warnings[0].endswith("arrays.npz is not what was written")
+
+
+def test_the_arrays_can_be_opened_by_numpy_alone(tmp_path):
+    with np.load(saved(tmp_path, [1]) / "1" / "arrays.npz") as arrays:
+        assert arrays["params/layer0"].tobytes() == state(1)["params"]["layer0"].tobytes()
+        assert json.loads(arrays["record.json"])["meta"] == {"env_steps": 64}
+
+
+def test_a_checkpoint_in_the_earlier_format_is_told_in_one_line(tmp_path):
+    (tmp_path / "7").mkdir()
+    for name in ("_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt"):
+        (tmp_path / "7" / name).write_text("{}")
+    message = f"^{tmp_path}/7 was written by an earlier version of jaxrl_scale in a format"
+    for best in (False, True):
+        with pytest.raises(RunError, match=message):
+            restore(tmp_path, state(0), no_warning, best)
 
 
 def test_orbax_prints_nothing_of_its_own_on_the_terminal(tmp_path):
@@ -339,7 +396,7 @@ def test_orbax_prints_nothing_of_its_own_on_the_terminal(tmp_path):
         sys.path.insert(0, sys.argv[1])
         from test_checkpoint import *
         directory = saved(Path(sys.argv[2]), [1, 2])
-        flip_a_bit(directory / "2" / "manifest.ocdbt")
+        flip_a_bit(directory / "2" / "arrays.npz")
         print(restore(directory, state(0), lambda message: print("warned"))[0])
     """
     # A process of its own: pytest diverts what is logged.
@@ -352,7 +409,7 @@ def test_damaged_ones_are_moved_aside_and_saving_goes_on(tmp_path):
     saved(tmp_path, [1, 2, 3, 4])
     shutil.rmtree(tmp_path / "4")
     (tmp_path / "4").mkdir()  # an empty folder
-    truncate(tmp_path / "3" / "_METADATA")
+    truncate(tmp_path / "3" / "arrays.npz")
     checkpoints = Checkpoints(tmp_path, keep=2)
     warnings: list[str] = []
     assert checkpoints.restore(state(0), warnings.append)[0] == 2
@@ -364,7 +421,7 @@ def test_damaged_ones_are_moved_aside_and_saving_goes_on(tmp_path):
     checkpoints.save(3, state(3), {})
     assert checkpoints.restore(state(0), no_warning)[0] == 3
     assert names(tmp_path) == {"2", "3", "3.damaged", "4.damaged"}
-    truncate(tmp_path / "3" / "_METADATA")  # a second time
+    truncate(tmp_path / "3" / "arrays.npz")  # a second time
     assert checkpoints.restore(state(0), warnings.append)[0] == 2
     checkpoints.close()
 
@@ -374,7 +431,7 @@ def test_the_best_one_damaged_is_named_and_the_next_best_used(tmp_path):
     for iteration, score in [(1, 3.0), (2, 9.0), (3, 1.0)]:
         checkpoints.save(iteration, state(iteration), {}, score)
     checkpoints.close()
-    truncate(tmp_path / "2" / "_CHECKPOINT_METADATA")
+    truncate(tmp_path / "2" / "arrays.npz")
     warnings: list[str] = []
     assert restore(tmp_path, state(0), warnings.append, best=True)[0] == 1
     assert [w.split(" is damaged")[0] for w in warnings] == [f"checkpoint {tmp_path / '2'}"]
@@ -383,7 +440,7 @@ def test_the_best_one_damaged_is_named_and_the_next_best_used(tmp_path):
 def test_if_no_checkpoint_is_whole_that_is_an_error_and_all_stay(tmp_path):
     saved(tmp_path, [1, 2])
     for iteration in ("1", "2"):
-        (tmp_path / iteration / "_METADATA").unlink()
+        (tmp_path / iteration / "arrays.npz").unlink()
     checkpoints = Checkpoints(tmp_path, keep=2)
     warnings: list[str] = []
     with pytest.raises(RunError, match=f"^none of the 2 checkpoints in {tmp_path} is whole$") as e:
@@ -438,7 +495,7 @@ def test_a_checkpoint_of_another_config_is_an_error_that_names_the_leaf(tmp_path
 
 def test_reading_changes_nothing_on_the_disk(tmp_path):
     saved(tmp_path, [1, 2])
-    truncate(tmp_path / "2" / "_METADATA")
+    truncate(tmp_path / "2" / "arrays.npz")
     (tmp_path / "3.orbax-checkpoint-tmp").mkdir()
     before = sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*"))
     assert restore(tmp_path, state(0), lambda message: None)[0] == 1
@@ -486,14 +543,14 @@ def test_a_checkpoint_that_is_replaced_while_the_folder_is_listed_is_found(tmp_p
 
 def test_a_checkpoint_deleted_while_it_is_read_is_not_called_damaged(tmp_path, monkeypatch):
     saved(tmp_path, [1])
-    read = checkpoint._read_arrays
+    read = array_folder.read_arrays
 
-    def read_too_late(path: Path, arrays: dict[str, Any], partial: bool) -> Any:
+    def read_too_late(path: Path, dtypes: dict[str, Any]) -> Any:
         if path.name == "1":
             saved(tmp_path, [2], keep=1)
-        return read(path, arrays, partial)
+        return read(path, dtypes)
 
-    monkeypatch.setattr(checkpoint, "_read_arrays", read_too_late)
+    monkeypatch.setattr(array_folder, "read_arrays", read_too_late)
     assert restore(tmp_path, state(0), no_warning)[0] == 2
 
 
@@ -560,9 +617,186 @@ def test_a_folder_below_a_file_is_an_error_at_the_start(tmp_path):
 # --- several processes ----------------------------------------------------------------------
 
 
-def test_parts_that_do_not_name_every_leaf_of_the_state_are_refused(tmp_path):
-    parts = jax.tree.map(lambda _: Part(), state(1) | {"local": ()})
-    checkpoints = Checkpoints(tmp_path, 1, parts=parts)
-    checkpoints.save(1, state(1), {})
-    with pytest.raises(ValueError, match="does not have the leaves of the state"):
+class Link:
+    """`Hosts` for processes that are threads of this one."""
+
+    def __init__(self, process_id: int, meeting: "Meeting"):
+        self.process_id, self.num_processes = process_id, meeting.number
+        self.leader, self.several, self.meeting = process_id == 0, meeting.number > 1, meeting
+        self.calls = {"main": 0, "save": 0}
+
+    def gather(self, name: str, value: Any, thread: str = "main") -> list[Any]:
+        self.calls[thread] += 1
+        return self.meeting.gather((thread, self.calls[thread], name), self.process_id, value)
+
+    def barrier(self, name: str, thread: str = "main") -> None:
+        self.gather(name, None, thread)
+
+
+class Meeting:
+    def __init__(self, number: int):
+        self.number, self.given, self.changed = number, {}, threading.Condition()
+
+    def gather(self, call: Any, process: int, value: Any) -> list[Any]:
+        with self.changed:
+            given = self.given.setdefault(call, {})
+            given[process] = json.loads(json.dumps(value))
+            self.changed.notify_all()
+            assert self.changed.wait_for(lambda: len(given) == self.number, 60), call
+            return [given[process] for process in range(self.number)]
+
+
+def in_processes(number: int, f: Any) -> list[Any]:
+    """``f(link, k)`` in ``number`` processes at once."""
+    meeting = Meeting(number)
+    with ThreadPoolExecutor(number) as threads:
+        return list(threads.map(lambda k: f(Link(k, meeting), k), range(number)))
+
+
+SHARDS = 4
+
+
+def whole_state(history: int) -> dict[str, Any]:
+    """Of 2 agents and 4 shards."""
+    rng = np.random.default_rng(history)
+    return {
+        "for_all": {"seed": np.arange(2, dtype=np.uint32), "mean": rng.normal(size=(2, 3))},
+        "for_each_shard": {
+            "obs": rng.normal(size=(2, SHARDS, 5)).astype(np.float32),
+            "empty": np.zeros((2, SHARDS, 0), np.float32),
+        },
+    }
+
+
+def held_by(process: int, processes: int) -> Any:
+    """Which part of `whole_state` a process holds: all agents, and a block of their shards."""
+    each = SHARDS // processes
+    agents, shards = Span(0, 2, 2), Span(process * each, (process + 1) * each, SHARDS)
+    whole = whole_state(0)
+    return {
+        "for_all": jax.tree.map(lambda _: Part((agents,)), whole["for_all"]),
+        "for_each_shard": jax.tree.map(lambda _: Part((agents, shards)), whole["for_each_shard"]),
+    }
+
+
+def part_of(whole: Any, process: int, processes: int) -> Any:
+    def cut(x: np.ndarray, part: Part) -> np.ndarray:
+        return x[tuple(slice(span.start, span.stop) for span in part.spans)]
+
+    return jax.tree.map(cut, whole, held_by(process, processes))
+
+
+def save_together(folders: list[Path], iteration: int, history: int, held: Any = held_by) -> None:
+    number = len(folders)
+
+    def save(link: Link, k: int) -> None:
+        checkpoints = Checkpoints(folders[k], 1, link, held(k, number))
+        checkpoints.save(iteration, part_of(whole_state(history), k, number), {"by": history})
         checkpoints.close()
+
+    in_processes(number, save)
+
+
+def restore_together(folders: list[Path], warn: Any = no_warning) -> list[Any]:
+    number = len(folders)
+
+    def load(link: Link, k: int) -> Any:
+        checkpoints = Checkpoints(folders[k], 1, link, held_by(k, number))
+        try:
+            return checkpoints.restore(abstract(whole_state(0)), warn)
+        finally:
+            checkpoints.close()
+
+    return in_processes(number, load)
+
+
+def assert_all_have(found: list[Any], iteration: int, history: int) -> None:
+    for k, (its_iteration, values, meta) in enumerate(found):
+        assert (its_iteration, meta) == (iteration, {"by": history})
+        assert_same(values, part_of(whole_state(history), k, len(found)))
+
+
+@pytest.mark.parametrize("number", [1, 2, 4])
+def test_what_some_processes_save_any_number_restores(tmp_path, number):
+    save_together([tmp_path] * number, 3, history=1)
+    for restoring in (1, 2, 4):
+        assert_all_have(restore_together([tmp_path] * restoring), 3, history=1)
+    assert_same(restore(tmp_path, whole_state(0), no_warning)[1], whole_state(1))
+
+
+def test_on_a_shared_folder_only_process_0_writes_what_all_hold(tmp_path):
+    save_together([tmp_path] * 2, 3, history=1)
+    written = {p.name: set(np.load(p / "arrays.npz")) - {"record.json"} for p in tmp_path.iterdir()}
+    of_shards = {"for_each_shard/obs", "for_each_shard/empty"}
+    assert written.keys() == {"3", "3.part-1-of-2"}
+    assert written["3"] == {"for_all/seed", "for_all/mean"} | of_shards
+    assert written["3.part-1-of-2"] == of_shards
+
+
+def test_processes_with_folders_of_their_own_restore_from_them(tmp_path):
+    disks = [tmp_path / "disk0", tmp_path / "disk1"]
+    for iteration in (1, 2):
+        save_together(disks, iteration, history=iteration)
+    assert [names(disk) for disk in disks] == [{"2"}, {"2.part-1-of-2"}]
+    assert_all_have(restore_together(disks), 2, history=2)
+
+
+def test_every_process_removes_what_it_left_unfinished_on_a_folder_of_its_own(tmp_path):
+    disks = [tmp_path / "disk0", tmp_path / "disk1"]
+    for disk, name in zip(disks, ("7", "7.part-1-of-2"), strict=True):
+        (disk / f"{name}.orbax-checkpoint-tmp").mkdir(parents=True)
+    save_together(disks, 1, history=1)
+    assert [names(disk) for disk in disks] == [{"1"}, {"1.part-1-of-2"}]
+    assert_all_have(restore_together(disks), 1, history=1)
+
+
+@pytest.mark.parametrize("damaged", ["2", "2.part-1-of-2"])
+def test_what_one_process_finds_damaged_all_skip(tmp_path, damaged):
+    def save(link: Link, k: int) -> None:
+        checkpoints = Checkpoints(tmp_path, 2, link, held_by(k, 2))
+        for iteration in (1, 2):
+            state = part_of(whole_state(iteration), k, 2)
+            checkpoints.save(iteration, state, {"by": iteration})
+        checkpoints.close()
+
+    in_processes(2, save)
+    truncate(tmp_path / damaged / "arrays.npz")
+    warnings: list[str] = []
+    assert_all_have(restore_together([tmp_path] * 2, warnings.append), 1, history=1)
+    assert len(warnings) == 2
+    assert "2.damaged" in names(tmp_path)
+    save_together([tmp_path] * 2, 2, history=5)
+    assert_all_have(restore_together([tmp_path] * 2), 2, history=5)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_part_that_a_killed_run_left_behind_is_not_taken_over(tmp_path, shared):
+    disks = [tmp_path] * 2 if shared else [tmp_path / "disk0", tmp_path / "disk1"]
+    save_together(disks, 200, history=1)
+    shutil.rmtree(disks[0] / "200")  # killed after process 1 had written and before process 0
+    assert [f is None for f in restore_together(disks)] == [True, True]
+    save_together(disks, 200, history=2)
+    assert_all_have(restore_together(disks), 200, history=2)
+
+
+def test_a_part_of_another_history_is_not_read(tmp_path):
+    save_together([tmp_path] * 2, 200, history=1)
+    shutil.move(tmp_path / "200.part-1-of-2", tmp_path / "aside")
+    shutil.rmtree(tmp_path / "200")
+    save_together([tmp_path] * 2, 200, history=2)
+    shutil.rmtree(tmp_path / "200.part-1-of-2")
+    shutil.move(tmp_path / "aside", tmp_path / "200.part-1-of-2")
+    warnings: list[str] = []
+    with pytest.raises(RunError, match="none of the 1 checkpoints"):
+        restore(tmp_path, whole_state(0), warnings.append)
+    assert "for_each_shard/obs is not whole in the folders" in warnings[0]
+
+
+def test_parts_that_do_not_name_every_leaf_of_the_state_are_refused(tmp_path):
+    def renamed(process: int, processes: int) -> Any:
+        parts = held_by(process, processes)
+        return {"for_all": parts["for_all"], "for_every_shard": parts["for_each_shard"]}
+
+    with pytest.raises(ValueError, match="does not have the leaves of the state"):
+        save_together([tmp_path], 1, 1, renamed)
+    assert names(tmp_path) == set()

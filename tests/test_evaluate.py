@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from processes import PATIENCE, SMALL, summary, well
+from processes import PATIENCE, SMALL, checkpoints, summary, well
+from running import first_shared
 from scipy import stats
 
 from jaxrl_scale import envs, evaluate, load
@@ -85,10 +86,7 @@ def test_sampled_and_greedy_play_differ_and_each_repeats_itself(run, capfd):
 def test_the_best_checkpoint_can_be_chosen(run, world, capfd):
     copy = world.folder / "best"
     shutil.copytree(run, copy)
-    records = {}
-    for path in (copy / "checkpoints").iterdir():
-        records[int(path.name)] = json.loads((path / "_CHECKPOINT_METADATA").read_bytes())
-    scores = {k: record["custom_metadata"]["score"] or -1 for k, record in records.items()}
+    scores = {k: -1 if score is None else score for k, score in checkpoints(copy).items()}
     best = max(scores, key=lambda k: (scores[k], k))
     assert in_json(copy, "--episodes", 1, "--checkpoint=best", capfd=capfd)["iteration"] == best
     assert in_json(copy, "--episodes", 1, capfd=capfd)["iteration"] == 24
@@ -166,7 +164,7 @@ def test_a_folder_that_is_no_run_or_has_no_checkpoint_is_told(run, tmp_path, cap
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_played(run, world, capfd):
     copy = world.folder / "damaged"
     shutil.copytree(run, copy)
-    (copy / "checkpoints" / "24" / "_CHECKPOINT_METADATA").write_text("{")
+    (copy / "checkpoints" / "24" / "arrays.npz").write_text("{")
     status, out, err = command(copy, "--json", "--episodes", 1, capfd=capfd)
     assert status == 0
     assert json.loads(out)["iteration"] == 22
@@ -253,8 +251,10 @@ def untrained(scale=1, **options):
     env = envs.make(config.env, **config.env_kwargs)
     placement = backend.place(config.replace(devices=1), jax.local_devices()[:1])
     algo = Runner(config, env, placement).algo
-    params = algo.actor(algo.init_shared(jax.random.key(0)))
-    actor = jax.tree.map(lambda x: jnp.stack([scale * x] * config.num_seeds), params)
+    actor = jax.tree.map(
+        lambda x: jnp.stack([scale * x] * config.num_seeds),
+        algo.actor(first_shared(algo, config), 0),
+    )
     return Agent(config, env, algo, actor, iteration=0)
 
 

@@ -1,15 +1,19 @@
 """Runs of several processes: found, met, the same to the last bit, and never left waiting."""
 
+import contextlib
+import json
 import os
 import random
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
 import lab
 import pytest
@@ -27,9 +31,10 @@ from processes import (
 from jaxrl_scale.config import Launch
 from jaxrl_scale.config.command_line import load_launch
 from jaxrl_scale.errors import RunError
-from jaxrl_scale.parallel import cluster, hosts, machine
+from jaxrl_scale.parallel import cluster, handshake, hosts, machine, secret
 from jaxrl_scale.parallel.cluster import Cluster, find
 from jaxrl_scale.parallel.machine import free_port, split
+from jaxrl_scale.parallel.secret import Key
 
 DONE, MISTAKE, IO_ERROR, AGAIN = 0, 2, 74, 75
 HEARTBEAT = 6.0  # seconds; short, for tests that wait for it
@@ -80,10 +85,19 @@ def test_slurm_tells_all():
     other_step = find(Launch(), SLURM | {"SLURM_STEP_ID": "3"})
     assert other_step.port != found.port
     assert {found.port, other_step.port} <= set(range(61_440, 65_536))
+    assert find(Launch(), SLURM | {"SLURM_STEP_NUM_NODES": "1"}).is_local
+    assert not found.is_local
 
 
 @pytest.mark.parametrize(
-    ("nodes", "first"), [("n1", "n1"), ("n-a,b", "n-a"), ("n[3]", "n3"), ("x[001,007-9]", "x001")]
+    ("nodes", "first"),
+    [
+        ("n1", "n1"),
+        ("n-a,b", "n-a"),
+        ("n[3]", "n3"),
+        ("x[001,007-9]", "x001"),
+        ("r[1-2]n[3,5-6]-ib,m1", "r1n3-ib"),
+    ],
 )
 def test_the_first_node_of_a_list(nodes, first):
     assert find(Launch(), SLURM | {"SLURM_STEP_NODELIST": nodes}).host == first
@@ -92,7 +106,7 @@ def test_the_first_node_of_a_list(nodes, first):
 def test_openmpi_tells_all_even_under_slurm():
     found = find(Launch(), OPENMPI | SLURM)
     assert (found.num_processes, found.process_id, found.host) == (4, 3, "10.96.0.1")
-    assert find(Launch(), OPENMPI | {"OMPI_COMM_WORLD_SIZE": "2"}).host == "127.0.0.1"
+    assert find(Launch(), OPENMPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "4"}).host == "127.0.0.1"
 
 
 def test_openmpi_that_does_not_tell_where_rank_0_is():
@@ -119,8 +133,25 @@ def test_a_coordinator_without_a_port_has_ours():
         (Launch("a:1", 2, 2), {}, "--process_id=2 should be from 0 to 1, as --num_processes=2"),
         (Launch("a:b", 2, 1), {}, "--coordinator=a:b should be HOST or HOST:PORT"),
         (Launch("a:70000", 2, 1), {}, "should be HOST or HOST:PORT"),
-        (Launch(), JAX | {"JAX_PROCESS_ID": "x"}, "JAX_PROCESS_ID should be whole numbers"),
+        (Launch(), JAX | {"JAX_PROCESS_ID": "x"}, "JAX_PROCESS_ID=x should be a whole number"),
+        (Launch(), JAX | {"JAX_NUM_PROCESSES": ""}, "JAX_NUM_PROCESSES= should be a whole number"),
         (Launch(), {"JAX_PROCESS_ID": "1"}, "without JAX_COORDINATOR_ADDRESS and JAX_NUM_PROC"),
+        (Launch(), SLURM | {"SLURM_STEP_NODELIST": "[1-2]"}, r"NODELIST=\[1-2\] should be a list"),
+        (Launch(), SLURM | {"SLURM_STEP_NODELIST": "n[1-2"}, r"should be a list of nodes such as"),
+        (Launch(), SLURM | {"SLURM_STEP_NODELIST": ""}, "NODELIST= should be a list of nodes"),
+        (Launch(), SLURM | {"SLURM_STEP_NUM_TASKS": "16(x2)"}, r"NUM_TASKS=16\(x2\) should be a"),
+        (Launch(), SLURM | {"SLURM_PROCID": "many"}, "SLURM_PROCID=many should be a whole number"),
+        (Launch(), SLURM | {"SLURM_PROCID": "16"}, "SLURM_PROCID=16 should be from 0 to 15, as"),
+        (Launch(), SLURM | {"SLURM_JOB_ID": "x"}, "SLURM_JOB_ID=x should be a whole number"),
+        (Launch(), SLURM | {"SLURM_STEP_ID": "x"}, "SLURM_STEP_ID=x should be a whole number"),
+        (
+            Launch(),
+            OPENMPI | {"OMPI_COMM_WORLD_SIZE": "x"},
+            "SIZE=x should be a whole number",
+        ),
+        (Launch(), OPENMPI | {"OMPI_COMM_WORLD_RANK": "4"}, "RANK=4 should be from 0 to 3, as"),
+        (Launch(), {"OMPI_COMM_WORLD_SIZE": "4"}, "WORLD_RANK=None should be a whole number"),
+        (Launch(), OPENMPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "x"}, "LOCAL_SIZE=x should be a whole"),
     ],
 )
 def test_half_of_it_is_told_in_one_line(launch, environment, message):
@@ -175,19 +206,26 @@ def test_the_gpus_that_a_process_sees(tmp_path, monkeypatch, environment, seen):
 # --- meeting --------------------------------------------------------------------------------
 
 
+@pytest.fixture(autouse=True)
+def own_secret(monkeypatch):
+    """No test here makes a file in the home of whoever runs it."""
+    monkeypatch.setenv("JAXRL_SECRET", "known to these tests alone")
+
+
+def coming(number, *processes, port, host="127.0.0.1", **launch):
+    """Futures of the links of some processes of a run, here threads."""
+    pool = ThreadPoolExecutor(len(processes))
+    links = [
+        pool.submit(hosts.join, Cluster(number, k, host, port), Launch(**launch)) for k in processes
+    ]
+    pool.shutdown(wait=False)
+    return links
+
+
 def meet(number, **launch):
     """The links of ``number`` processes, here threads."""
-    port, links = free_port(), {}
-
-    def one(k):
-        links[k] = hosts.join(Cluster(number, k, "127.0.0.1", port), Launch(**launch))
-
-    threads = [threading.Thread(target=one, args=(k,)) for k in reversed(range(number))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [links[k] for k in range(number)]
+    links = coming(number, *reversed(range(number)), port=free_port(), **launch)
+    return [link.result(PATIENCE) for link in reversed(links)]
 
 
 def in_all(links, act):
@@ -214,7 +252,7 @@ def test_all_get_what_each_gave_in_any_order():
 
     for answer in in_all(links, act):
         assert answer == {n: [[n, 0], [n, 1], [n, 2]] for n in ("a", "b")}
-    in_all(links, lambda link: link.close())
+    in_all(links, close)
 
 
 @pytest.mark.parametrize("who", [0, 1])
@@ -282,6 +320,18 @@ def test_the_end_of_those_who_were_told_is_not_taken_for_a_loss(who):
         assert done.status == IO_ERROR
 
 
+def test_of_two_processes_with_one_number_the_second_is_refused():
+    port = free_port()
+    leader, one, other = coming(3, 0, 1, 1, port=port)
+    error = next(iter(wait([one, other], PATIENCE, FIRST_COMPLETED).done)).exception()
+    assert isinstance(error, RunError)
+    assert re.search(r"refuses it: another process on \S+ is process 1 already", str(error))
+    assert error.status == MISTAKE
+    stayed = other if one.done() else one
+    links = [leader, stayed, *coming(3, 2, port=port)]  # nothing has changed for the others
+    in_all([link.result(PATIENCE) for link in links], lambda link: link.close())
+
+
 def test_a_process_that_does_not_come_is_named(world, path):
     started = time.monotonic()
     done = world.run_ranks(4, *world.small(path), "--start_timeout", 4, ranks=[0, 2])
@@ -322,19 +372,6 @@ def test_processes_that_were_not_started_alike_all_end(world, path, options, mes
     first[0].communicate()
 
 
-def test_two_processes_with_one_number(world, path):
-    address = f"127.0.0.1:{free_port()}"
-    small = world.small(path)
-    first = world.start_ranks(3, *small, "--start_timeout", 60, ranks=[0, 1], coordinator=address)
-    time.sleep(8)
-    (again,) = world.run_ranks(3, *small, ranks=[1], coordinator=address).values()
-    for process in first.values():
-        process.kill()
-        process.communicate()
-    assert again.status == MISTAKE
-    assert re.search(r"refuses it: another process on \S+ is process 1 already", again.err)
-
-
 def test_a_run_directory_in_use_ends_all_with_the_reason(world, reference, path):
     done = world.run_ranks(2, *world.small(reference))
     assert {k: d.status for k, d in done.items()} == {0: MISTAKE, 1: MISTAKE}
@@ -346,6 +383,233 @@ def test_processes_that_do_not_divide_the_shards(world, path):
     done = world.run_ranks(3, *world.small(path))
     assert {d.status for d in done.values()} == {MISTAKE}
     assert "3 processes divide neither num_shards=4 nor num_seeds=1; try 2 processes" in done[0].err
+
+
+# --- strangers ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def connect():
+    """Connects to the port where processes meet, as soon as process 0 listens there."""
+    with contextlib.ExitStack() as connections:
+
+        def connect(port, host="127.0.0.1"):
+            limit = time.monotonic() + PATIENCE
+            while True:
+                try:
+                    one = socket.create_connection((host, port), timeout=PATIENCE)
+                    return connections.enter_context(one)
+                except ConnectionRefusedError:
+                    assert time.monotonic() < limit
+                    time.sleep(0.02)
+
+        yield connect
+
+
+def message(text):
+    return len(text).to_bytes(4, "big") + text
+
+
+def said(connection):
+    """The next message; an empty one where the connection was closed."""
+    with contextlib.suppress(ConnectionError):
+        if head := connection.recv(4):
+            return connection.recv(int.from_bytes(head, "big"))
+    return b""
+
+
+def hello_with(key, challenge, who=(1, 2, "impostor", "x")):
+    claim = b"0" * 32 + b" " + (who if isinstance(who, bytes) else json.dumps(who).encode())
+    return Key(key).prove(b"member %b %b" % (challenge, claim)) + b" " + claim
+
+
+OUR_KEY = b"known to these tests alone"
+STRANGERS = {
+    "says nothing": lambda challenge: b"",
+    "hangs in the middle": lambda challenge: message(b"x" * 900)[:-1],
+    "an old hello": lambda challenge: b'{"process": 1, "of": 2, "name": "x", "machine": "x"}\n',
+    "too much": lambda challenge: (2**30).to_bytes(4, "big") + b"x" * 2**20,
+    "nothing at all": lambda challenge: message(b""),
+    "no proof": lambda challenge: message(json.dumps([1, 2, "x", "x"]).encode()),
+    "another secret": lambda challenge: message(hello_with(b"guessed", challenge)),
+    "an old challenge": lambda challenge: message(hello_with(OUR_KEY, b"0" * 32)),
+    # With the right secret, as a process of another version might:
+    "a number as text": lambda c: message(hello_with(OUR_KEY, c, ("1", 2, "x", "x"))),
+    "a fraction": lambda c: message(hello_with(OUR_KEY, c, (1.0, 2, "x", "x"))),
+    "a truth value": lambda c: message(hello_with(OUR_KEY, c, (True, 2, "x", "x"))),
+    "too few": lambda c: message(hello_with(OUR_KEY, c, (1, 2))),
+    "deep": lambda c: message(hello_with(OUR_KEY, c, b"[" * 900)),
+}
+
+
+@pytest.mark.parametrize("what", STRANGERS)
+def test_strangers_are_told_once_and_change_nothing(connect, what, capfd, monkeypatch):
+    monkeypatch.setattr(handshake, "INTRODUCTION_SECONDS", 1.0)
+    port = free_port()
+    (leader,) = coming(2, 0, port=port)
+    strangers = [connect(port) for _ in range(2)]
+    for stranger in strangers:
+        name, way, challenge = said(stranger).split()
+        assert (name, way, len(challenge)) == (b"jaxrl_scale", b"key", 32)
+        with contextlib.suppress(ConnectionError):
+            stranger.sendall(STRANGERS[what](challenge))
+    for stranger in strangers:
+        assert said(stranger) in (b"", b"?")
+        assert said(stranger) == b""  # turned away
+    connect(port)  # one is there while the processes meet, talk and leave
+    links = [leader.result(PATIENCE) for leader in (leader, *coming(2, 1, port=port))]
+    assert in_all(links, lambda link: link.gather("who", link.process_id)) == [[0, 1]] * 2
+    begun = time.monotonic()
+    in_all(links, lambda link: link.close())
+    assert time.monotonic() - begun < 5
+    (warning,) = capfd.readouterr().err.splitlines()
+    assert "somebody at 127.0.0.1 connected to this run and was turned away" in warning
+
+
+def test_a_stranger_that_sends_byte_by_byte_has_no_more_time(connect, capfd, monkeypatch):
+    monkeypatch.setattr(handshake, "INTRODUCTION_SECONDS", 1.0)
+    port = free_port()
+    (leader,) = coming(2, 0, port=port)
+    stranger = connect(port)
+    begun = time.monotonic()
+    with contextlib.suppress(ConnectionError):
+        for byte in message(b"x" * 900):
+            stranger.sendall(bytes([byte]))
+            time.sleep(0.1)
+    assert time.monotonic() - begun < 10
+    in_all([leader.result(PATIENCE) for leader in (leader, *coming(2, 1, port=port))], close)
+    assert "did not introduce itself in time" in capfd.readouterr().err
+
+
+def close(link):
+    link.close()
+
+
+def test_a_crowd_of_idle_strangers_keeps_nobody_out(connect):
+    port = free_port()
+    (leader,) = coming(3, 0, port=port)
+    crowd = [connect(port) for _ in range(300)]
+    links = [link.result(4) for link in coming(3, 1, 2, port=port)]  # before the crowd's time is up
+    assert said(crowd[0]) != b""
+    assert said(crowd[0]) == b""  # the first to come had to go
+    in_all([leader.result(PATIENCE), *links], close)
+
+
+def test_nobody_listens_once_all_have_come():
+    port = free_port()
+    links = [link.result(PATIENCE) for link in coming(2, 0, 1, port=port)]
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
+    in_all(links, close)
+
+
+@pytest.mark.parametrize(
+    ("host", "elsewhere"), [("127.0.0.1", False), ("localhost", False), ("0.0.0.0", True)]
+)
+def test_processes_of_one_machine_meet_where_no_other_machine_can_come(connect, host, elsewhere):
+    port = free_port()
+    (leader,) = coming(2, 0, port=port, host=host)
+    connect(port)
+    if elsewhere:
+        socket.create_connection(("127.0.0.2", port)).close()
+    else:
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.2", port))
+    links = [link.result(PATIENCE) for link in (leader, *coming(2, 1, port=port))]
+    in_all(links, close)
+
+
+def test_a_process_with_another_secret_is_told_so_and_the_others_go_on(connect, monkeypatch, capfd):
+    port = free_port()
+    (leader,) = coming(2, 0, port=port)
+    connect(port)  # process 0 has read its secret
+    monkeypatch.setenv("JAXRL_SECRET", "some other secret")
+    with pytest.raises(RunError, match=r"have different secrets.*JAXRL_SECRET") as error:
+        hosts.join(Cluster(2, 1, "127.0.0.1", port), Launch())
+    assert error.value.status == MISTAKE
+    monkeypatch.undo()
+    monkeypatch.setenv("JAXRL_SECRET", OUR_KEY.decode())
+    in_all([link.result(PATIENCE) for link in (leader, *coming(2, 1, port=port))], close)
+    assert "does not know the run's secret" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("greeting", "answer", "reason"),
+    [
+        (b"HTTP/1.1 400 Bad Request", b"", "within 1 s .*: it sent a message of"),
+        (message(b"hello"), b"", "within 1 s .*: another program listens there"),
+        (message(b"jaxrl_scale key " + b"0" * 32), message(b"0" * 64), "different secrets"),
+        (b"", b"", "within 1 s .*: it hung up"),
+    ],
+)
+def test_who_only_pretends_to_be_process_0_is_not_talked_to(greeting, answer, reason):
+    with socket.create_server(("127.0.0.1", 0)) as impostor:
+
+        def pretend():
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = impostor.accept()
+                    connection.sendall(greeting)
+                    if answer:
+                        said(connection)
+                        connection.sendall(answer)
+                    connection.close()
+
+        threading.Thread(target=pretend, daemon=True).start()
+        port = impostor.getsockname()[1]
+        with pytest.raises(RunError, match=reason):
+            hosts.join(Cluster(2, 1, "127.0.0.1", port), Launch(start_timeout=1))
+
+
+# --- the secret -----------------------------------------------------------------------------
+
+
+def test_all_processes_of_a_user_have_one_secret_that_nobody_else_can_read(tmp_path):
+    environment = {"HOME": str(tmp_path)}
+    with ThreadPoolExecutor(8) as pool:
+        keys = set(pool.map(lambda _: secret.choose(environment).text, range(64)))
+    (key,) = keys
+    assert len(key) == 64
+    file = tmp_path / ".config" / "jaxrl_scale" / "secret"
+    assert file.stat().st_mode & 0o777 == 0o600
+    file.chmod(0o640)
+    with pytest.raises(RunError, match=r"others can read .*chmod 600"):
+        secret.choose(environment)
+
+
+def test_without_a_home_the_secret_is_in_a_folder_of_the_user_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    keys = {secret.choose({"HOME": "/proc/none"}).text for _ in range(2)}
+    assert len(keys) == 1
+    folder = tmp_path / f"jaxrl_scale-{os.geteuid()}"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o777)
+    with pytest.raises(RunError, match=r"no secret can be kept in .*JAXRL_SECRET"):
+        secret.choose({"HOME": "/proc/none"})
+
+
+def test_a_secret_that_is_given_comes_first(tmp_path):
+    file = tmp_path / "secret"
+    given = {"JAXRL_SECRET_FILE": str(file), "SLURM_JOB_ID": "1"}
+    with pytest.raises(RunError, match=r"cannot read .*No such file"):
+        secret.choose(given)
+    file.write_text("sixteen characters or more\n")
+    with pytest.raises(RunError, match="others can read"):
+        secret.choose(given)
+    file.chmod(0o600)
+    assert secret.choose(given).text == b"sixteen characters or more"
+    assert secret.choose(given | {"JAXRL_SECRET": "x" * 16}).text == b"x" * 16
+    with pytest.raises(RunError, match="JAXRL_SECRET should hold at least 16 characters"):
+        secret.choose(given | {"JAXRL_SECRET": "short"})
+
+
+def test_a_proof_holds_for_one_statement_and_one_secret():
+    key = Key(b"a secret")
+    assert key.check(b"this", key.prove(b"this"))
+    assert not key.check(b"that", key.prove(b"this"))
+    assert not Key(b"another").check(b"this", key.prove(b"this"))
+    for garbage in (b"", b"\xff", key.prove(b"this")[:-1]):
+        assert not key.check(b"this", garbage)
 
 
 # --- the same run, whatever it ran on -------------------------------------------------------

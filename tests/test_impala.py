@@ -1,5 +1,6 @@
 """IMPALA: the loss against a slow NumPy twin, what the lag is, probes, the same bits everywhere."""
 
+import dataclasses
 import functools
 
 import jax
@@ -7,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from learners import GAMMA, Mixture, asked, check_values, random_parameters, rollout_of
-from running import differing, runner_of, steps
+from running import differing, first_shared, runner_of, steps
 
 from jaxrl_scale import config as cfg
 from jaxrl_scale.algos import a2c, impala
@@ -100,16 +101,15 @@ def test_the_loss_equals_its_slow_twin(correction):
     params = random_parameters(network)
     policy, value = (np.asarray(x, float) for x in jax.jit(network.apply)(params, rollout.obs))
     expected = twin_loss(policy, value, rollout, correction, 1.3, 0.8)
-    numbers = {
-        "rho_clip": 1.3,
-        "c_clip": 0.8,
-        "vtrace_lambda": 1.0,
-        "gamma": GAMMA,
-        "entropy_coef": ENTROPY,
-        "value_coef": VALUE,
-    }
-    hyper = impala.Hyper(**(dict.fromkeys(impala.Hyper._fields, 0.0) | numbers))
-    loss = functools.partial(impala.loss, network, impala.Config(correction=correction), hyper)
+    options = impala.Config(
+        correction=correction,
+        rho_clip=1.3,
+        c_clip=0.8,
+        gamma=GAMMA,
+        entropy_coef=ENTROPY,
+        value_coef=VALUE,
+    )
+    loss = functools.partial(impala.loss, network, options)
     total, sums = jax.jit(loss)(params, trajectories_of(rollout))
     assert 0 < expected["clip_fraction"] < expected["count"] < rollout.valid.size
     assert float(total) == pytest.approx(expected["loss"], rel=1e-4)
@@ -138,7 +138,7 @@ def compiled(module, shape, **own):
     def log_prob(params, obs, action):
         return network.policy.log_prob(network.apply(params, obs)[0], action)
 
-    return algo, jax.jit(algo.init_shared)(jax.random.key(0)), jax.jit(algo.update), log_prob
+    return first_shared(algo, config), jax.jit(algo.update), log_prob
 
 
 def updated(rollout, module=impala, learning_rate=1e-3, **own):
@@ -146,16 +146,14 @@ def updated(rollout, module=impala, learning_rate=1e-3, **own):
     S, T, B = rollout.valid.shape
     if module is impala:
         own = {"vtrace_lambda": 0.9} | own
-    algo, shared, update, log_prob = compiled(module, (S, T, B), **own)
+    shared, update, log_prob = compiled(module, (S, T, B), **own)
     if rollout.extras is None:  # as if the policy had acted
-        params = algo.actor(shared).newest.params
-        extras = log_prob(params, rollout.obs[:, :-1], rollout.action)
+        extras = log_prob(shared.params, rollout.obs[:, :-1], rollout.action)
         rollout = rollout._replace(extras=extras)
-    hyper = shared.hyper._replace(learning_rate=jnp.float32(learning_rate))
-    shared, _, metrics = update(
-        shared._replace(hyper=hyper), jnp.zeros((S, B)), rollout, jax.random.key(1)
-    )
-    return getattr(algo.actor(shared), "newest", algo.actor(shared)).params, metrics
+    options = dataclasses.replace(shared.options, learning_rate=jnp.float32(learning_rate))
+    start = shared._replace(options=options)
+    shared, _, metrics = update(start, jnp.zeros((S, B)), rollout, jax.random.key(1), jnp.int32(0))
+    return shared.params, metrics
 
 
 def test_without_lag_and_minibatches_it_is_a2c():
@@ -195,7 +193,7 @@ def test_minibatches_are_whole_trajectories_each_once():
 def test_training_acts_with_the_oldest_and_evaluation_with_the_newest_weights():
     config = small({"lag": 1})
     algo = impala.make(config, SPEC, local_pool(8))
-    actors = [algo.actor(jax.jit(algo.init_shared)(jax.random.key(seed))) for seed in (0, 1)]
+    actors = [algo.actor(first_shared(algo, config, seed), 0) for seed in (0, 1)]
     mixed = impala.Actor(actors[0].behaviour, actors[1].newest)
     obs, first = jax.random.normal(jax.random.key(2), (512, 4)), jnp.zeros(512, bool)
     acted = jax.jit(lambda actor: algo.act(actor, (), (), obs, first, jax.random.key(3)))
@@ -203,7 +201,9 @@ def test_training_acts_with_the_oldest_and_evaluation_with_the_newest_weights():
     assert differing(acted(mixed), acted(actors[1])) != []
     for greedy in (False, True):
         played = jax.jit(
-            lambda actor, greedy=greedy: algo.play(actor, (), obs, first, jax.random.key(3), greedy)
+            lambda actor, greedy=greedy: algo.act(
+                actor, None, (), obs, first, jax.random.key(3), greedy
+            )
         )
         assert differing(played(mixed), played(actors[1])) == []
         assert differing(played(mixed), played(actors[0])) != []
@@ -232,11 +232,11 @@ def probing():
 def test_the_acting_parameters_are_those_of_so_many_iterations_ago(probing):
     _, runner = probing(2)
     states = [runner.fetch(runner.init()), *(steps(runner, k)[0] for k in range(1, 6))]
-    newest = [runner.algo.actor(state.shared.algo).newest for state in states]
+    actors = [runner.algo.actor(state.shared.algo, k) for k, state in enumerate(states)]
+    newest = [actor.newest for actor in actors]
     for k in range(1, 6):
         assert differing(newest[k - 1].params, newest[k].params) != []
-        behaviour = runner.algo.actor(states[k].shared.algo).behaviour
-        assert differing(behaviour, newest[max(k - 2, 0)]) == []
+        assert differing(actors[k].behaviour, newest[max(k - 2, 0)]) == []
 
 
 # --- runs -----------------------------------------------------------------------------------

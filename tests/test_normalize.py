@@ -35,7 +35,7 @@ def test_moments_of_chosen_axes_leave_the_others():
 def test_merged_batches_have_the_moments_of_all_samples_together():
     rng = np.random.default_rng(2)
     batches = [rng.normal(1000.0 + i, 0.1 + i, (n, 2)) for i, n in enumerate((5, 100, 1, 64))]
-    statistics = normalize.init_statistics((2,))
+    statistics = normalize.init(True, (2,))
     for x in batches:
         statistics = normalize.merge(
             statistics, jnp.int32(len(x)), jnp.float32(x.mean(0)), jnp.float32(x.var(0))
@@ -47,17 +47,15 @@ def test_merged_batches_have_the_moments_of_all_samples_together():
 
 
 def test_an_empty_batch_changes_nothing():
-    before = normalize.merge(
-        normalize.init_statistics(), jnp.int32(3), jnp.float32(5.0), jnp.float32(2.0)
-    )
+    before = normalize.merge(normalize.init(True), jnp.int32(3), jnp.float32(5.0), jnp.float32(2.0))
     after = normalize.merge(before, jnp.int32(0), jnp.float32(0.0), jnp.float32(0.0))
     assert jax.tree.map(float, after) == jax.tree.map(float, before)
-    fresh = normalize.merge(normalize.init_statistics(), jnp.int32(0), jnp.zeros(()), jnp.zeros(()))
+    fresh = normalize.merge(normalize.init(True), jnp.int32(0), jnp.zeros(()), jnp.zeros(()))
     assert float(fresh.variance) == 1.0
 
 
 def test_the_count_is_right_past_two_to_the_31():
-    statistics, batch = normalize.init_statistics(), 2**30 - 1
+    statistics, batch = normalize.init(True), 2**30 - 1
     for _ in range(5):
         statistics = normalize.merge(
             statistics, jnp.int32(batch), jnp.float32(1.0), jnp.float32(1.0)
@@ -68,5 +66,5 @@ def test_the_count_is_right_past_two_to_the_31():
 
 def test_normalized_values_are_clipped_and_nothing_changes_before_the_first_merge():
     x = jnp.asarray([-100.0, 0.5, 100.0])
-    neutral = normalize.init_statistics()
-    np.testing.assert_allclose(normalize.normalize(neutral, x), [-10.0, 0.5, 10.0], rtol=1e-6)
+    neutral = normalize.init(True)
+    np.testing.assert_allclose(normalize.apply(neutral, x), [-10.0, 0.5, 10.0], rtol=1e-6)

@@ -4,25 +4,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from running import run, small
+from running import first_shared, run, small
 
 from jaxrl_scale.algos import ppo
 from jaxrl_scale.config import Config
 from jaxrl_scale.learning import networks, optim
+from jaxrl_scale.options import traced
 from jaxrl_scale.parallel.sums import local_pool
 from jaxrl_scale.types import Box, Discrete, EnvSpec, Rollout
 
 CLIP, ENTROPY, VALUE = 0.2, 0.03, 0.7
 SMALL = small(iterations=2, devices=2)
-
-
-def hyper(**changes):
-    numbers = dict.fromkeys(ppo.Hyper._fields, 0.0) | {
-        "clip_epsilon": CLIP,
-        "entropy_coef": ENTROPY,
-        "value_coef": VALUE,
-    }
-    return ppo.Hyper(**{k: jnp.float32(v) for k, v in (numbers | changes).items()})
 
 
 def twin_loss(policy, value, batch, continuous, clip_value):
@@ -64,7 +56,9 @@ def twin_loss(policy, value, batch, continuous, clip_value):
 def test_the_loss_equals_its_slow_twin(action, clip_value):
     rng = np.random.default_rng(0)
     continuous = isinstance(action, Box)
-    network = ppo.make_network(Config(hidden_sizes=(8,)), EnvSpec("twin", (5,), action))
+    network = networks.make_policy(
+        Config(hidden_sizes=(8,)), EnvSpec("twin", (5,), action), recurrent=False
+    )
     params = jax.tree.map(
         lambda x: jnp.asarray(rng.normal(0, 0.5, x.shape), jnp.float32),
         network.init(jax.random.key(0)),
@@ -85,7 +79,10 @@ def test_the_loss_equals_its_slow_twin(action, clip_value):
     )
     expected = twin_loss(policy, value, batch, continuous, clip_value)
     sequences = jax.tree.map(lambda x: jnp.asarray(x)[None], batch)  # of one step each
-    total, sums = ppo.loss(network, ppo.Config(clip_value=clip_value), hyper(), params, sequences)
+    options = ppo.Config(
+        clip_value=clip_value, clip_epsilon=CLIP, entropy_coef=ENTROPY, value_coef=VALUE
+    )
+    total, sums = ppo.loss(network, traced(options), params, sequences)
     assert 0 < expected["clip_fraction"] < n  # both branches are exercised
     assert float(total) == pytest.approx(expected["loss"], rel=1e-4)
     for name, number in expected.items():
@@ -119,9 +116,9 @@ def updated(rollout, exact=True, **own):
     )
     spec = EnvSpec("twin", (4,), Discrete(2))
     algo = ppo.make(config, spec, local_pool(S, exact))
-    shared = algo.init_shared(jax.random.key(0))
+    shared = first_shared(algo, config)
     local = jnp.zeros((S, B))
-    return jax.jit(algo.update)(shared, local, rollout, jax.random.key(1))
+    return jax.jit(algo.update)(shared, local, rollout, jax.random.key(1), jnp.int32(0))
 
 
 def test_masked_steps_do_not_reach_the_parameters():

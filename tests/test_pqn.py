@@ -1,5 +1,6 @@
 """PQN: its loss and targets against slow NumPy twins, probes, the same bits everywhere."""
 
+import dataclasses
 import functools
 
 import jax
@@ -7,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from learners import GAMMA, Mixture, asked, check_values, random_parameters, rollout_of
-from running import differing, runner_of, steps
+from running import differing, first_shared, runner_of, steps
 
 from jaxrl_scale import config as cfg
 from jaxrl_scale.algos import pqn
@@ -59,12 +60,12 @@ def updating():
     algo = pqn.make(config, SPEC, local_pool(S))
     update = jax.jit(algo.update)
 
-    shared = jax.jit(algo.init_shared)(jax.random.key(0))
+    shared = first_shared(algo, config)
 
     def of(rollout, learning_rate):
-        hyper = shared.hyper._replace(learning_rate=jnp.float32(learning_rate))
+        hyper = dataclasses.replace(shared.hyper, learning_rate=jnp.float32(learning_rate))
         start = shared._replace(hyper=hyper)
-        end, _, metrics = update(start, jnp.zeros((S, B)), rollout, jax.random.key(1))
+        end, _, metrics = update(start, jnp.zeros((S, B)), rollout, jax.random.key(1), jnp.int32(0))
         return end, metrics
 
     return config, shared.params, of
@@ -104,8 +105,8 @@ def test_every_sample_is_regressed_onto_its_lambda_return_once_an_epoch(updating
 
 def test_the_network_has_layer_norm_unless_it_is_switched_off():
     for layer_norm in (True, False):
-        algo = pqn.make(small({"layer_norm": layer_norm}), SPEC, local_pool(8))
-        params = jax.eval_shape(algo.init_shared, jax.random.key(0)).params
+        config = small({"layer_norm": layer_norm})
+        params = first_shared(pqn.make(config, SPEC, local_pool(8)), config).params
         assert ("LayerNorm" in str(params)) == layer_norm
 
 
@@ -119,14 +120,13 @@ def test_continuous_actions_are_refused():
 
 def test_epsilon_falls_linearly_over_its_part_of_the_run():
     own = {"epsilon_start": 0.9, "epsilon_end": 0.1, "exploration_fraction": 0.5}
-    algo = pqn.make(small(own, iterations=100), SPEC, local_pool(8))
-    shared = algo.init_shared(jax.random.key(0))
-    found = [
-        float(algo.actor(shared._replace(iteration=jnp.int32(k))).epsilon) for k in (0, 25, 50, 99)
-    ]
+    config = small(own, iterations=100)
+    algo = pqn.make(config, SPEC, local_pool(8))
+    shared = first_shared(algo, config)
+    found = [float(algo.actor(shared, k).epsilon) for k in (0, 25, 50, 99)]
     np.testing.assert_allclose(found, [0.9, 0.5, 0.1, 0.1], atol=1e-6)
-    never = pqn.make(small(own | {"exploration_fraction": 0.0}), SPEC, local_pool(8))
-    assert float(never.actor(never.init_shared(jax.random.key(0))).epsilon) >= 0.1
+    never = first_shared(algo, config, exploration_fraction=0.0)
+    assert float(algo.actor(never, 0).epsilon) >= 0.1
 
 
 # --- runs -----------------------------------------------------------------------------------

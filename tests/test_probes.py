@@ -1,6 +1,6 @@
 """Every algorithm must pass the probe environments; other kinds of algorithm fit the loop."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -72,6 +72,11 @@ def test_ppo_learns_to_act_on_what_it_observes():
 # --- throwaway algorithms: the loop carries memory and replay ---------------------------------
 
 
+class Shared(NamedTuple):
+    params: Any
+    optimizer: Any
+
+
 def make_recurrent(config, spec, pool):
     """REINFORCE with an Elman network: enough to need its memory and the resets of it."""
     size, rate = 16, 0.03
@@ -81,24 +86,20 @@ def make_recurrent(config, spec, pool):
         carry = jnp.tanh(obs @ params["in"] + carry @ params["memory"])
         return carry, carry @ params["out"]
 
-    def init_shared(key):
+    def init_shared(key, options):
         keys = jax.random.split(key, 3)
         params = {
             "in": jax.random.normal(keys[0], (1, size)),
             "memory": jax.random.normal(keys[1], (size, size)) / 4,
             "out": jax.random.normal(keys[2], (size, 2)) / 4,
         }
-        return params, optax.adam(rate).init(params)
+        return Shared(params, optax.adam(rate).init(params))
 
-    def act(actor, local, carry, obs, is_first, key):
+    def act(actor, local, carry, obs, is_first, key, greedy=False):
         carry, logits = cell(actor, carry, obs, is_first)
-        return jax.random.categorical(key, logits), carry, logits
+        return logits.argmax(-1) if greedy else jax.random.categorical(key, logits), carry, logits
 
-    def play(actor, carry, obs, is_first, key, greedy):
-        carry, logits = cell(actor, carry, obs, is_first)
-        return logits.argmax(-1), carry
-
-    def update(shared, local, rollout, key):
+    def update(shared, local, rollout, key, iteration):
         params, opt_state = shared
         flat, unravel = jax.flatten_util.ravel_pytree(params)
 
@@ -128,15 +129,14 @@ def make_recurrent(config, spec, pool):
 
         gradient, metrics = pool.grad(shard_loss, flat, rollout)
         step, opt_state = optax.adam(rate).update(unravel(gradient), opt_state)
-        return (optax.apply_updates(params, step), opt_state), local, metrics
+        return Shared(optax.apply_updates(params, step), opt_state), local, metrics
 
     return Algorithm(
         init_shared=init_shared,
         init_local=lambda key, shard: jnp.zeros(()),
         init_carry=lambda num_envs: jnp.zeros((num_envs, size)),
-        actor=lambda shared: shared[0],
+        actor=lambda shared, iteration: shared.params,
         act=act,
-        play=play,
         update=update,
     )
 
@@ -167,8 +167,8 @@ def make_replay(config, spec, pool):
     def q(params, obs):
         return jnp.tanh(obs @ params["in"]) @ params["out"]
 
-    def init_shared(key):
-        return {"in": jax.random.normal(key, (1, 8)), "out": jnp.zeros((8, 2))}
+    def init_shared(key, options):
+        return Shared({"in": jax.random.normal(key, (1, 8)), "out": jnp.zeros((8, 2))}, ())
 
     def init_local(key, shard):
         return Replay(
@@ -178,11 +178,12 @@ def make_replay(config, spec, pool):
             jnp.zeros((), jnp.int32),
         )
 
-    def act(actor, local, carry, obs, is_first, key):
+    def act(actor, local, carry, obs, is_first, key, greedy=False):
         explore, choice = jax.random.split(key)
-        greedy = q(actor, obs).argmax(-1)
-        random = jax.random.randint(choice, greedy.shape, 0, 2)
-        return jnp.where(jax.random.bernoulli(explore, 0.3, greedy.shape), random, greedy), (), ()
+        best = q(actor, obs).argmax(-1)
+        random = jax.random.randint(choice, best.shape, 0, 2)
+        exploring = jax.random.bernoulli(explore, 0.3, best.shape) & (not greedy)
+        return jnp.where(exploring, random, best), (), ()
 
     def insert(local, rollout):
         n = rollout.valid.size
@@ -195,9 +196,9 @@ def make_replay(config, spec, pool):
             local.filled + rollout.valid.sum(dtype=jnp.int32),
         )
 
-    def update(shared, local, rollout, key):
+    def update(shared, local, rollout, key, iteration):
         local = pool.map(insert, local, rollout)
-        flat, unravel = jax.flatten_util.ravel_pytree(shared)
+        flat, unravel = jax.flatten_util.ravel_pytree(shared.params)
 
         def shard_loss(flat, index, local):
             shard_key = jax.random.fold_in(key, index)
@@ -207,15 +208,15 @@ def make_replay(config, spec, pool):
             return jnp.square(predicted - local.reward[pick]).mean(), {}
 
         gradient, _ = pool.grad(shard_loss, flat, pool.shard_index(), local)
-        return unravel(flat - 0.05 * gradient), local, {"grad": jnp.abs(gradient).max()}
+        params = unravel(flat - 0.05 * gradient)
+        return Shared(params, ()), local, {"grad": jnp.abs(gradient).max()}
 
     return Algorithm(
         init_shared=init_shared,
         init_local=init_local,
         init_carry=lambda num_envs: (),
-        actor=lambda shared: shared,
+        actor=lambda shared, iteration: shared.params,
         act=act,
-        play=lambda actor, carry, obs, is_first, key, greedy: (q(actor, obs).argmax(-1), carry),
         update=update,
     )
 
@@ -226,7 +227,7 @@ def test_a_replay_buffer_goes_through_the_loop_and_is_learnt_from(monkeypatch):
         config.replace(devices=1), probes.Both(), algo=make_replay, monkeypatch=monkeypatch
     )
     assert (state.local.algo.filled > 200).all()
-    params = jax.tree.map(lambda x: x[0], state.shared.algo)
+    params = jax.tree.map(lambda x: x[0], state.shared.algo.params)
     values = np.tanh(np.asarray([[-1.0], [1.0]]) @ params["in"]) @ params["out"]
     np.testing.assert_array_equal(values.argmax(-1), [0, 1])
     # Replay is a shard's own, so it too is the same on any number of devices.

@@ -1,6 +1,7 @@
 """Random numbers are random: no key is used for two things, in a whole run or in an algorithm."""
 
 import collections
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +13,15 @@ from jaxrl_scale import algos
 from jaxrl_scale.config import Config
 from jaxrl_scale.learning import permute
 from jaxrl_scale.loop.evaluator import Evaluator
+from jaxrl_scale.options import traced
 from jaxrl_scale.parallel.sums import local_pool
 from jaxrl_scale.types import Algorithm, Discrete, EnvSpec, TimeStep
 
 AGENTS, SHARDS, ENVS, STEPS, ITERATIONS, EPISODES = 2, 2, 2, 3, 3, 4
+
+
+class Shared(NamedTuple):
+    params: jax.Array
 
 
 class Recorder:
@@ -51,23 +57,19 @@ class Recorder:
     # --- an algorithm -------------------------------------------------------------------------
 
     def make(self, config, spec, pool):
-        def init_shared(key):
+        def init_shared(key, options):
             self.note("init_shared", key)
-            return jnp.zeros(())
+            return Shared(jnp.zeros(()))
 
         def init_local(key, shard):
             self.note("init_local", key)
             return jnp.zeros(())
 
-        def act(actor, local, carry, obs, is_first, key):
-            self.note("act", key)
+        def act(actor, local, carry, obs, is_first, key, greedy=False):
+            self.note("play" if local is None else "act", key)
             return jnp.zeros(len(obs), jnp.int32), carry, ()
 
-        def play(actor, carry, obs, is_first, key, greedy):
-            self.note("play", key)
-            return jnp.zeros(len(obs), jnp.int32), carry
-
-        def update(shared, local, rolled, key):
+        def update(shared, local, rolled, key, iteration):
             def shard(index, local):
                 self.note("update", jax.random.fold_in(key, index))
                 return local
@@ -78,9 +80,8 @@ class Recorder:
             init_shared=init_shared,
             init_local=init_local,
             init_carry=lambda num_envs: (),
-            actor=lambda shared: shared,
+            actor=lambda shared, iteration: shared,
             act=act,
-            play=play,
             update=update,
         )
 
@@ -136,7 +137,7 @@ def test_beginning_and_acting_draw_once_from_each_key(name):
     algo = algos.get(name).make(config, EnvSpec("any", (3,), Discrete(2)), local_pool(8))
 
     def act(key_shared, key_local, key_act):
-        actor = algo.actor(algo.init_shared(key_shared))
+        actor = algo.actor(algo.init_shared(key_shared, traced(config.algo)), 0)
         local, carry = algo.init_local(key_local, 0), algo.init_carry(8)
         return algo.act(actor, local, carry, jnp.ones((8, 3)), jnp.ones(8, bool), key_act)
 
@@ -145,6 +146,6 @@ def test_beginning_and_acting_draw_once_from_each_key(name):
 
 
 def test_shards_are_cut_into_minibatches_in_orders_of_their_own():
-    orders = permute.minibatches(local_pool(4), jax.random.key(0), 64, 2, 4)  # [S, epochs, 4, 16]
+    orders = permute.minibatches(local_pool(4), jax.random.key(0), 64, 2, 4)  # [S, 2 * 4, 16]
     different = {row.tobytes() for row in np.asarray(orders).reshape(4 * 2, 64)}
     assert len(different) == 4 * 2

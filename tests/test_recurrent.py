@@ -7,13 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import probes
 import pytest
-from running import differing, run, runner_of, small, steps
-from test_ppo import hyper, twin_loss
+from running import differing, first_shared, run, runner_of, small, steps
+from test_ppo import CLIP, ENTROPY, VALUE, twin_loss
 
 from jaxrl_scale import config as cfg
 from jaxrl_scale.algos import ppo
 from jaxrl_scale.config import Config
 from jaxrl_scale.errors import RunError
+from jaxrl_scale.learning import networks
 from jaxrl_scale.loop.evaluator import Evaluator
 from jaxrl_scale.parallel.sums import local_pool
 from jaxrl_scale.records.checkpoint import Checkpoints
@@ -31,7 +32,7 @@ def recurrent(algo=None, **changes):
 
 def random_network(rng, hidden_sizes=(6, 8), spec=SPEC):
     config = Config(hidden_sizes=hidden_sizes, algo=ppo.Config(recurrent=True))
-    network = ppo.make_network(config, spec)
+    network = networks.make_policy(config, spec, recurrent=True)
     params = jax.tree.map(
         lambda x: jnp.asarray(rng.normal(0, 0.5, x.shape), jnp.float32),
         network.init(jax.random.key(0)),
@@ -79,8 +80,10 @@ def test_the_loss_of_sequences_equals_its_slow_twin(action):
         target=rng.normal(size=(L, n)).astype(np.float32),
         valid=rng.random((L, n)) < 0.8,
     )
-    total, sums = ppo.loss(network, ppo.Config(), hyper(), params, jax.tree.map(jnp.asarray, batch))
-    expected = dict.fromkeys(("loss", *sums), 0.0)
+    options = ppo.Config(clip_epsilon=CLIP, entropy_coef=ENTROPY, value_coef=VALUE)
+    total, sums = ppo.loss(network, options, params, jax.tree.map(jnp.asarray, batch))
+    assert float(sums.pop("count")) == batch.valid.sum()
+    expected = dict.fromkeys(sums, 0.0)
     for i in range(n):
         _, policy, value = twin_unroll(
             params, batch.carry[0, i], batch.obs[:, i], batch.is_first[:, i]
@@ -147,8 +150,8 @@ def updated(rollout, exact=True):
     )
     cfg.check(config)
     algo = ppo.make(config, SPEC, local_pool(1, exact))
-    shared = algo.init_shared(jax.random.key(0))
-    return jax.jit(algo.update)(shared, jnp.zeros((1, B)), rollout, jax.random.key(1))
+    shared = first_shared(algo, config)
+    return jax.jit(algo.update)(shared, jnp.zeros((1, B)), rollout, jax.random.key(1), 0)
 
 
 def assert_near(one, other):
@@ -176,7 +179,7 @@ def test_acting_empties_the_memory_where_an_episode_begins():
     _, params = random_network(rng, (6, 16))
     config = Config(hidden_sizes=(6, 16), algo=ppo.Config(recurrent=True))
     algo = ppo.make(config, SPEC, local_pool(8))
-    actor = algo.actor(algo.init_shared(jax.random.key(0)))._replace(params=params)
+    actor = algo.actor(first_shared(algo, config), 0)._replace(params=params)
     obs = rng.normal(size=(6, 2, 5)).astype(np.float32)
     is_first = np.asarray([[0, 1], [0, 0], [1, 0], [0, 0], [0, 1], [0, 0]], bool)
     start = rng.normal(size=(2, 16)).astype(np.float32)
@@ -184,9 +187,9 @@ def test_acting_empties_the_memory_where_an_episode_begins():
     for t in range(6):
         key = jax.random.key(t)
         action, carry, log_prob = algo.act(actor, None, carry, obs[t], is_first[t], key)
-        sampled, played = algo.play(actor, played, obs[t], is_first[t], key, False)
+        sampled, played, _ = algo.act(actor, None, played, obs[t], is_first[t], key, False)
         np.testing.assert_array_equal(action, sampled)
-        greedy, _ = algo.play(actor, played, obs[t], is_first[t], key, True)
+        greedy, *_ = algo.act(actor, None, played, obs[t], is_first[t], key, True)
         for i in range(2):
             remembered, policy, _ = twin_unroll(
                 params, start[i], obs[: t + 1, i], is_first[: t + 1, i]
@@ -225,7 +228,7 @@ def test_a_memory_solves_what_needs_memory(remembering):
     runner, final, history = remembering
     assert mean_return(history[-5:]) > 0.9
     play = Evaluator(runner.env, runner.algo, runner.placement, 64, greedy=True)
-    assert play(runner.algo.actor(final.shared.algo), runner.seeds).mean() == 1.0
+    assert play(runner.algo.actor(final.shared.algo, ITERATIONS), runner.seeds).mean() == 1.0
 
 
 def test_without_a_memory_it_is_not_solved():
@@ -239,10 +242,10 @@ def test_learning_sees_the_policy_that_acted(remembering):
     assert history[-1]["approx_kl"][0] > 1e-5
     assert history[-1]["entropy"][0] < 0.6  # not the uniform policy, where any memory would do
     assert np.abs(final.local.carry).max() > 0.1
-    hyper = final.shared.algo.hyper
-    still = hyper._replace(learning_rate=np.zeros_like(hyper.learning_rate))
+    options = final.shared.algo.options
+    still = dataclasses.replace(options, learning_rate=np.zeros_like(options.learning_rate))
     frozen = final._replace(
-        shared=final.shared._replace(algo=final.shared.algo._replace(hyper=still))
+        shared=final.shared._replace(algo=final.shared.algo._replace(options=still))
     )
     _, history = steps(runner, 3, frozen)
     assert max(m["approx_kl"][0] for m in history) < 1e-9

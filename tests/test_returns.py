@@ -263,11 +263,11 @@ def test_scaled_rewards_are_divided_by_the_deviation_of_the_discounted_return_so
         total = gamma * total + reward[t]
         totals[t] = total
         total = np.where(terminated[t] | truncated[t], 0.0, total)
-    running, statistics = jnp.zeros((S, 2)), normalize.init_statistics()
+    running, statistics = jnp.zeros((S, 2)), normalize.init(True)
     pool = local_pool(S)
     for rows in (slice(0, 15), slice(15, T)):
-        scaled, running, statistics = returns.scale_rewards(
-            pool, running, statistics, rollout(rows), jnp.float32(gamma)
+        scaled, running, statistics = normalize.scale_rewards(
+            pool, statistics, running, rollout(rows), jnp.float32(gamma)
         )
         deviation = totals[: rows.stop][valid[: rows.stop]].std()
         np.testing.assert_allclose(scaled, sharded(reward)[:, rows] / deviation, rtol=1e-4)

@@ -12,21 +12,17 @@ from jaxrl_scale.types import Algorithm, Box, EnvSpec, TimeStep
 def constant_algorithm(action):
     """Acts the same always; its memory counts the steps since an episode's first."""
 
-    def act(actor, local, carry, obs, is_first, key):
+    def act(actor, local, carry, obs, is_first, key, greedy=False):
         carry = jnp.where(is_first, 0, carry) + 1
         return jnp.full(obs.shape[0], action, jnp.int32), carry, {"memory": carry}
 
     return Algorithm(
-        init_shared=lambda key: (),
+        init_shared=lambda key, options: (),
         init_local=lambda key, shard: (),
         init_carry=lambda num_envs: jnp.zeros(num_envs, jnp.int32),
-        actor=lambda shared: shared,
+        actor=lambda shared, iteration: shared,
         act=act,
-        play=lambda actor, carry, obs, is_first, key, greedy: (
-            jnp.zeros(obs.shape[0], jnp.int32),
-            carry,
-        ),
-        update=lambda shared, local, rolled, key: (shared, local, {}),
+        update=lambda shared, local, rolled, key, iteration: (shared, local, {}),
     )
 
 
@@ -114,10 +110,10 @@ def test_whole_episodes_are_counted_once_each():
     algo = constant_algorithm(0)
 
     def play(actor, carry, obs, is_first, key):
-        return algo.play(actor, carry, obs, is_first, key, True)
+        return algo.act(actor, None, carry, obs, is_first, key, True)[:2]
 
     returns, lengths = rollout.play_episodes(
-        Counter(length=4), play, (), (), 5, 100, jax.random.key(0)
+        Counter(length=4), play, (), algo.init_carry(5), 5, 100, jax.random.key(0)
     )
     np.testing.assert_array_equal(returns, [10.0] * 5)
     np.testing.assert_array_equal(lengths, [4] * 5)
@@ -127,11 +123,11 @@ def test_each_episode_is_counted_up_to_its_own_end():
     algo, env = constant_algorithm(0), Different()
 
     def play(actor, carry, obs, is_first, key):
-        return algo.play(actor, carry, obs, is_first, key, True)
+        return algo.act(actor, None, carry, obs, is_first, key, True)[:2]
 
     key = jax.random.key(0)
     first = rollout.reset(env, jax.random.split(key)[0], 8).state
-    returns, lengths = rollout.play_episodes(env, play, (), (), 8, 100, key)
+    returns, lengths = rollout.play_episodes(env, play, (), algo.init_carry(8), 8, 100, key)
     assert len(set(lengths.tolist())) > 2
     np.testing.assert_array_equal(lengths, 5 - first)
     np.testing.assert_array_equal(returns, 15 - first * (first + 1) / 2)
@@ -141,9 +137,11 @@ def test_an_episode_without_end_is_cut():
     algo = constant_algorithm(0)
 
     def play(actor, carry, obs, is_first, key):
-        return algo.play(actor, carry, obs, is_first, key, True)
+        return algo.act(actor, None, carry, obs, is_first, key, True)[:2]
 
-    _, lengths = rollout.play_episodes(Counter(length=10**6), play, (), (), 2, 7, jax.random.key(0))
+    _, lengths = rollout.play_episodes(
+        Counter(length=10**6), play, (), algo.init_carry(2), 2, 7, jax.random.key(0)
+    )
     np.testing.assert_array_equal(lengths, [7, 7])
 
 

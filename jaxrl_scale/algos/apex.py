@@ -20,10 +20,11 @@ from jax.flatten_util import ravel_pytree
 from jaxrl_scale import config as cfg
 from jaxrl_scale.algos import dqn
 from jaxrl_scale.learning import networks, normalize, optim, replay
-from jaxrl_scale.options import option
+from jaxrl_scale.options import option, register
 from jaxrl_scale.types import Algorithm, Array, EnvSpec, Key, Metrics, Pool, PyTree, Rollout
 
 
+@register
 @dataclass(frozen=True)
 class Config:
     """Ape-X's own options."""
@@ -66,24 +67,12 @@ class Config:
         replay.check(config, self.replay_size, self.batch_size, self.n_step)
 
 
-class Hyper(NamedTuple):
-    """The options that are plain numbers: traced, so that a population may differ in them."""
-
-    learning_rate: Array
-    gamma: Array
-    priority_exponent: Array
-    importance_exponent: Array
-    huber_delta: Array
-    tau: Array
-    max_grad_norm: Array
-    optimizer_epsilon: Array
-
-
 class Actor(NamedTuple):
     """What acting reads of `dqn.Shared`."""
 
+    hyper: Config
     params: PyTree
-    observation: normalize.Statistics
+    observation: normalize.Statistics | None
 
 
 class Seen(NamedTuple):
@@ -103,21 +92,21 @@ class Local(NamedTuple):
     ring: replay.Ring
     priorities: replay.Priorities  # of its rows; 0 where a row is not to be drawn
     pending: Seen  # [n, B], the last steps: those without a priority yet
-    epsilon: Array  # [B]
+    environment: Array  # [B] int32, of the environments among those of all shards
 
 
-def ladder(epsilon: float, exponent: float, num_envs: int, index: Array) -> Array:
+def ladder(epsilon: Array | float, exponent: Array | float, num_envs: int, index: Array) -> Array:
     """How much environment ``index`` of all explores; section 4 of the paper."""
     return epsilon ** (1 + index * (exponent / max(1, num_envs - 1)))
 
 
-def priority(error: Array, exponent: Array) -> Array:
+def priority(error: Array, exponent: Array | float) -> Array:
     """What a sample is drawn in proportion to: ``p^α`` with ``p`` the error's size; section 3.3
     of https://arxiv.org/abs/1511.05952."""
     return (jnp.abs(error) + 1e-6) ** exponent
 
 
-def importance(priority: Array, total: Array, exponent: Array) -> Array:
+def importance(priority: Array, total: Array, exponent: Array | float) -> Array:
     """``P(i)^-β`` of samples drawn by ``P(i) = priority / total``, not yet divided by the largest.
 
     Whatever factor the samples of all shards have in common leaves with that: the number of
@@ -150,22 +139,18 @@ def make(config: cfg.Config, spec: EnvSpec, pool: Pool) -> Algorithm:
     reach = own.n_step * num_envs
     step_metrics = ("loss", "q_mean", "td_error", "grad_norm")
 
-    def adam(hyper: Hyper, learning_rate: Array) -> optax.GradientTransformation:
-        return optim.adam(learning_rate, hyper.optimizer_epsilon, hyper.max_grad_norm)
+    def adam(hyper: Config, learning_rate: Any) -> optax.GradientTransformation:
+        return optim.adam(learning_rate, hyper)
 
-    def init_shared(key: Key) -> dqn.Shared:
-        delta = jnp.inf if own.huber_delta is None else own.huber_delta
-        numbers = {name: getattr(own, name) for name in Hyper._fields} | {"huber_delta": delta}
-        hyper = Hyper(**{name: jnp.float32(number) for name, number in numbers.items()})
+    def init_shared(key: Key, hyper: Config) -> dqn.Shared:
         params = network.init(key)
         return dqn.Shared(
             hyper=hyper,
             params=params,
             target_params=params,
             optimizer=adam(hyper, hyper.learning_rate).init(ravel_pytree(params)[0]),
-            iteration=jnp.zeros((), jnp.int32),
             updates=jnp.zeros((), jnp.int32),
-            observation=normalize.init_statistics(spec.observation_shape),
+            observation=normalize.init(own.normalize_observations, spec.observation_shape),
         )
 
     def init_local(key: Key, shard_index: Array) -> Local:
@@ -175,27 +160,27 @@ def make(config: cfg.Config, spec: EnvSpec, pool: Pool) -> Algorithm:
             ring=replay.init(spec, num_rows),
             priorities=replay.no_priorities(num_rows),
             pending=Seen(nothing, nothing, nothing, no, no, no),
-            epsilon=ladder(own.epsilon, own.ladder, config.num_envs, index),
+            environment=index,
         )
 
-    def observe(statistics: normalize.Statistics, obs: Array) -> Array:
-        return normalize.normalize(statistics, obs) if own.normalize_observations else obs
-
     def act(
-        actor: Actor, local: Local, carry: PyTree, obs: Array, is_first: Array, key: Key
+        actor: Actor,
+        local: Local | None,
+        carry: PyTree,
+        obs: Array,
+        is_first: Array,
+        key: Key,
+        greedy: bool = False,
     ) -> tuple[Array, PyTree, tuple[Array, Array]]:
-        q = network.apply(actor.params, observe(actor.observation, obs))
-        action = dqn.epsilon_greedy(key, q, local.epsilon)
+        q = network.apply(actor.params, normalize.apply(actor.observation, obs))
+        hyper = actor.hyper
+        # An agent that is evaluated explores as the last environment, which explores least.
+        index = jnp.int32(config.num_envs - 1) if local is None else local.environment
+        epsilon = ladder(hyper.epsilon, hyper.ladder, config.num_envs, index)
+        action = q.argmax(-1) if greedy else dqn.epsilon_greedy(key, q, epsilon)
         return action, carry, (dqn.value_of(q, action), q.max(-1))
 
-    def play(
-        actor: Actor, carry: PyTree, obs: Array, is_first: Array, key: Key, greedy: bool
-    ) -> tuple[Array, PyTree]:
-        q = network.apply(actor.params, observe(actor.observation, obs))
-        last = own.epsilon ** (1 + own.ladder)  # the actor's that explores least
-        return q.argmax(-1) if greedy else dqn.epsilon_greedy(key, q, last), carry
-
-    def insert(local: Local, rollout: Rollout, hyper: Hyper, start: Array) -> Local:
+    def insert(local: Local, rollout: Rollout, hyper: Config, start: Array) -> Local:
         """The rollouts ``[S, ...]`` in the rings, and priorities as far as they can be known."""
 
         def shard_priorities(pending: Seen, new: Seen) -> tuple[Array, Seen]:
@@ -214,12 +199,12 @@ def make(config: cfg.Config, spec: EnvSpec, pool: Pool) -> Algorithm:
         return local._replace(ring=ring, priorities=priorities, pending=pending)
 
     def update(
-        shared: dqn.Shared, local: Local, rollout: Rollout, key: Key
+        shared: dqn.Shared, local: Local, rollout: Rollout, key: Key, iteration: Array
     ) -> tuple[dqn.Shared, Local, Metrics]:
         hyper, index = shared.hyper, pool.shard_index()
-        stored = replay.window(shared.iteration, rows, num_rows)
+        stored = replay.window(iteration, rows, num_rows)
         local = insert(local, rollout, hyper, stored.start)
-        progress = shared.iteration / config.num_iterations
+        progress = iteration / config.num_iterations
         learning_rate = optim.scheduled(own.lr_schedule, hyper.learning_rate, progress)
         optimize = adam(hyper, learning_rate)
         _, unravel = ravel_pytree(shared.params)
@@ -249,8 +234,8 @@ def make(config: cfg.Config, spec: EnvSpec, pool: Pool) -> Algorithm:
             ) -> tuple[Array, Any]:
                 weight = importance(drawn, total, hyper.importance_exponent)
                 batch = batch._replace(
-                    obs=observe(shared.observation, batch.obs),
-                    next_obs=observe(shared.observation, batch.next_obs),
+                    obs=normalize.apply(shared.observation, batch.obs),
+                    next_obs=normalize.apply(shared.observation, batch.next_obs),
                 )
 
                 def shard_loss(params: Array) -> tuple[Array, Any]:
@@ -280,7 +265,7 @@ def make(config: cfg.Config, spec: EnvSpec, pool: Pool) -> Algorithm:
             return params, target_params, optimizer_state, priorities, totals
 
         starts = -(-own.learning_starts // config.steps_per_iteration)
-        ready = (shared.iteration + 1 >= starts) & (stored.stored > reach)
+        ready = (iteration + 1 >= starts) & (stored.stored > reach)
         updates = jnp.where(ready, own.updates_per_iteration, 0)
         params, target_params, optimizer_state, priorities, totals = jax.lax.fori_loop(
             0,
@@ -298,18 +283,13 @@ def make(config: cfg.Config, spec: EnvSpec, pool: Pool) -> Algorithm:
         metrics["updates"] = updates.astype(jnp.float32)
         metrics["learning_rate"] = learning_rate
         metrics["replay"] = stored.stored / num_rows
-        metrics["param_norm"] = optax.tree.norm(params)  # tells when they are not finite
 
-        observation = shared.observation
-        if own.normalize_observations:
-            seen = normalize.pooled_moments(pool, rollout.obs[:, :-1], rollout.valid)
-            observation = normalize.merge(observation, *seen)
+        observation = normalize.update(pool, shared.observation, rollout.obs[:, :-1], rollout.valid)
         shared = dqn.Shared(
             hyper=hyper,
             params=unravel(params),
             target_params=unravel(target_params),
             optimizer=optimizer_state,
-            iteration=shared.iteration + 1,
             updates=shared.updates + updates,
             observation=observation,
         )
@@ -319,8 +299,7 @@ def make(config: cfg.Config, spec: EnvSpec, pool: Pool) -> Algorithm:
         init_shared=init_shared,
         init_local=init_local,
         init_carry=lambda num_envs: (),
-        actor=lambda shared: Actor(shared.params, shared.observation),
+        actor=lambda shared, iteration: Actor(shared.hyper, shared.params, shared.observation),
         act=act,
-        play=play,
         update=update,
     )

@@ -17,10 +17,11 @@ from jax.flatten_util import ravel_pytree
 
 from jaxrl_scale import config as cfg
 from jaxrl_scale.learning import networks, normalize, optim, replay
-from jaxrl_scale.options import option
+from jaxrl_scale.options import option, register
 from jaxrl_scale.types import Algorithm, Array, EnvSpec, Key, Metrics, Pool, PyTree, Rollout
 
 
+@register
 @dataclass(frozen=True)
 class Config:
     """DQN's own options."""
@@ -63,39 +64,24 @@ class Config:
         replay.check(config, self.replay_size, self.batch_size, self.n_step)
 
 
-class Hyper(NamedTuple):
-    """The options that are plain numbers: traced, so that a population may differ in them."""
-
-    learning_rate: Array
-    gamma: Array
-    huber_delta: Array
-    tau: Array
-    epsilon_start: Array
-    epsilon_end: Array
-    exploration_fraction: Array
-    max_grad_norm: Array
-    optimizer_epsilon: Array
-
-
 class Shared(NamedTuple):
     """What is the same on all shards."""
 
-    hyper: Any  # `Hyper`; Ape-X has one of its own
+    hyper: Any  # the algorithm's options, traced
     params: PyTree
     target_params: PyTree
     optimizer: PyTree  # of the flattened parameters [N]
-    iteration: Array  # [] int32
     updates: Array  # [] int32, gradient steps so far
-    observation: normalize.Statistics
+    observation: normalize.Statistics | None
 
 
 class Actor(NamedTuple):
     """What acting reads of `Shared`."""
 
     params: PyTree
-    observation: normalize.Statistics
+    observation: normalize.Statistics | None
     epsilon: Array  # [] of training
-    final_epsilon: Array  # [] of `play` where it samples
+    final_epsilon: Array  # [] of evaluation that samples
 
 
 # --- equations, Ape-X's too -------------------------------------------------------------------
@@ -117,8 +103,10 @@ def value_of(q: Array, action: Array) -> Array:
     return (q * jax.nn.one_hot(action, q.shape[-1])).sum(-1)
 
 
-def huber(error: Array, delta: Array) -> Array:
-    """Half the square up to ``delta``, linear beyond it; ``delta`` may be infinite."""
+def huber(error: Array, delta: Array | None) -> Array:
+    """Half the square up to ``delta``, linear beyond it; None: half the square."""
+    if delta is None:
+        return 0.5 * jnp.square(error)
     bounded = jnp.clip(error, -delta, delta)
     return bounded * (error - 0.5 * bounded)
 
@@ -173,52 +161,46 @@ def make(config: cfg.Config, spec: EnvSpec, pool: Pool) -> Algorithm:
     reach = own.n_step * num_envs
     step_metrics = ("loss", "q_mean", "td_error", "grad_norm")
 
-    def adam(hyper: Hyper, learning_rate: Array) -> optax.GradientTransformation:
-        return optim.adam(learning_rate, hyper.optimizer_epsilon, hyper.max_grad_norm)
+    def adam(hyper: Config, learning_rate: Any) -> optax.GradientTransformation:
+        return optim.adam(learning_rate, hyper)
 
-    def init_shared(key: Key) -> Shared:
-        delta = jnp.inf if own.huber_delta is None else own.huber_delta
-        numbers = {name: getattr(own, name) for name in Hyper._fields} | {"huber_delta": delta}
-        hyper = Hyper(**{name: jnp.float32(number) for name, number in numbers.items()})
+    def init_shared(key: Key, hyper: Config) -> Shared:
         params = network.init(key)
         return Shared(
             hyper=hyper,
             params=params,
             target_params=params,
             optimizer=adam(hyper, hyper.learning_rate).init(ravel_pytree(params)[0]),
-            iteration=jnp.zeros((), jnp.int32),
             updates=jnp.zeros((), jnp.int32),
-            observation=normalize.init_statistics(spec.observation_shape),
+            observation=normalize.init(own.normalize_observations, spec.observation_shape),
         )
 
-    def observe(statistics: normalize.Statistics, obs: Array) -> Array:
-        return normalize.normalize(statistics, obs) if own.normalize_observations else obs
-
-    def actor(shared: Shared) -> Actor:
-        hyper, progress = shared.hyper, shared.iteration / config.num_iterations
+    def actor(shared: Shared, iteration: Array) -> Actor:
+        hyper, progress = shared.hyper, iteration / config.num_iterations
         done = jnp.minimum(progress / jnp.maximum(hyper.exploration_fraction, 1e-9), 1.0)
         epsilon = (1 - done) * hyper.epsilon_start + done * hyper.epsilon_end
         return Actor(shared.params, shared.observation, epsilon, hyper.epsilon_end)
 
     def act(
-        actor: Actor, local: replay.Ring, carry: PyTree, obs: Array, is_first: Array, key: Key
+        actor: Actor,
+        local: replay.Ring | None,
+        carry: PyTree,
+        obs: Array,
+        is_first: Array,
+        key: Key,
+        greedy: bool = False,
     ) -> tuple[Array, PyTree, PyTree]:
-        q = network.apply(actor.params, observe(actor.observation, obs))
-        return epsilon_greedy(key, q, actor.epsilon), carry, ()
-
-    def play(
-        actor: Actor, carry: PyTree, obs: Array, is_first: Array, key: Key, greedy: bool
-    ) -> tuple[Array, PyTree]:
-        q = network.apply(actor.params, observe(actor.observation, obs))
-        return q.argmax(-1) if greedy else epsilon_greedy(key, q, actor.final_epsilon), carry
+        q = network.apply(actor.params, normalize.apply(actor.observation, obs))
+        epsilon = actor.final_epsilon if local is None else actor.epsilon
+        return q.argmax(-1) if greedy else epsilon_greedy(key, q, epsilon), carry, ()
 
     def update(
-        shared: Shared, ring: replay.Ring, rollout: Rollout, key: Key
+        shared: Shared, ring: replay.Ring, rollout: Rollout, key: Key, iteration: Array
     ) -> tuple[Shared, replay.Ring, Metrics]:
         hyper = shared.hyper
-        stored = replay.window(shared.iteration, rows, num_rows)
+        stored = replay.window(iteration, rows, num_rows)
         ring = replay.insert(ring, rollout, stored.start)
-        progress = shared.iteration / config.num_iterations
+        progress = iteration / config.num_iterations
         learning_rate = optim.scheduled(own.lr_schedule, hyper.learning_rate, progress)
         optimize = adam(hyper, learning_rate)
         _, unravel = ravel_pytree(shared.params)
@@ -236,8 +218,8 @@ def make(config: cfg.Config, spec: EnvSpec, pool: Pool) -> Algorithm:
                 params: Array, index: Array, batch: replay.Transition
             ) -> tuple[Array, Any]:
                 batch = batch._replace(
-                    obs=observe(shared.observation, batch.obs),
-                    next_obs=observe(shared.observation, batch.next_obs),
+                    obs=normalize.apply(shared.observation, batch.obs),
+                    next_obs=normalize.apply(shared.observation, batch.next_obs),
                 )
                 networks_params = unravel(params), unravel(target_params)
                 total, (_, sums) = loss(network, own.double, hyper, *networks_params, batch)
@@ -260,7 +242,7 @@ def make(config: cfg.Config, spec: EnvSpec, pool: Pool) -> Algorithm:
             return params, target_params, optimizer_state, totals, shard_totals
 
         starts = -(-own.learning_starts // config.steps_per_iteration)
-        ready = (shared.iteration + 1 >= starts) & (stored.stored > reach)
+        ready = (iteration + 1 >= starts) & (stored.stored > reach)
         updates = jnp.where(ready, own.updates_per_iteration, 0)
         params, target_params, optimizer_state, totals, shard_totals = jax.lax.fori_loop(
             0,
@@ -280,20 +262,15 @@ def make(config: cfg.Config, spec: EnvSpec, pool: Pool) -> Algorithm:
             metrics |= {f"loss_shard_{k}": x * mean for k, x in enumerate(shard_totals)}
         metrics["updates"] = updates.astype(jnp.float32)
         metrics["learning_rate"] = learning_rate
-        metrics["epsilon"] = actor(shared).epsilon
+        metrics["epsilon"] = actor(shared, iteration).epsilon
         metrics["replay"] = stored.stored / num_rows
-        metrics["param_norm"] = optax.tree.norm(params)  # tells when they are not finite
 
-        observation = shared.observation
-        if own.normalize_observations:
-            seen = normalize.pooled_moments(pool, rollout.obs[:, :-1], rollout.valid)
-            observation = normalize.merge(observation, *seen)
+        observation = normalize.update(pool, shared.observation, rollout.obs[:, :-1], rollout.valid)
         shared = Shared(
             hyper=hyper,
             params=unravel(params),
             target_params=unravel(target_params),
             optimizer=optimizer_state,
-            iteration=shared.iteration + 1,
             updates=shared.updates + updates,
             observation=observation,
         )
@@ -305,6 +282,5 @@ def make(config: cfg.Config, spec: EnvSpec, pool: Pool) -> Algorithm:
         init_carry=lambda num_envs: (),
         actor=actor,
         act=act,
-        play=play,
         update=update,
     )

@@ -8,7 +8,7 @@ their number and leaves the inner loop as it is.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,10 +19,11 @@ from jaxrl_scale import config as cfg
 from jaxrl_scale import options
 from jaxrl_scale.algos.dqn import epsilon_greedy, value_of
 from jaxrl_scale.learning import networks, normalize, optim, permute, returns
-from jaxrl_scale.options import option
+from jaxrl_scale.options import option, register
 from jaxrl_scale.types import Algorithm, Array, EnvSpec, Key, Metrics, Pool, PyTree, Rollout
 
 
+@register
 @dataclass(frozen=True)
 class Config:
     """PQN's own options."""
@@ -61,35 +62,21 @@ STEP_METRICS = ("loss", "q_mean", "grad_norm")
 """Of every gradient step; reported as means over those of an iteration."""
 
 
-class Hyper(NamedTuple):
-    """The options that are plain numbers: traced, so that a population may differ in them."""
-
-    learning_rate: Array
-    gamma: Array
-    return_lambda: Array
-    epsilon_start: Array
-    epsilon_end: Array
-    exploration_fraction: Array
-    max_grad_norm: Array
-    optimizer_epsilon: Array
-
-
 class Shared(NamedTuple):
     """What is the same on all shards."""
 
-    hyper: Hyper
+    hyper: Config
     params: PyTree
     optimizer: PyTree  # of the flattened parameters [N]
-    iteration: Array  # [] int32
-    observation: normalize.Statistics
-    discounted: normalize.Statistics  # of the running discounted return
+    observation: normalize.Statistics | None
+    discounted: normalize.Statistics | None  # of the running discounted return
 
 
 class Actor(NamedTuple):
     """What acting reads of `Shared`."""
 
     params: PyTree
-    observation: normalize.Statistics
+    observation: normalize.Statistics | None
     epsilon: Array  # []
 
 
@@ -122,56 +109,50 @@ def make(config: cfg.Config, spec: EnvSpec, pool: Pool) -> Algorithm:
     network = networks.make_q(config, spec, layer_norm=own.layer_norm)
     num_minibatches = config.steps_per_iteration // own.minibatch_size
 
-    def adam(hyper: Hyper, learning_rate: Array) -> optax.GradientTransformation:
-        return optim.adam(learning_rate, hyper.optimizer_epsilon, hyper.max_grad_norm)
+    def adam(hyper: Config, learning_rate: Any) -> optax.GradientTransformation:
+        return optim.adam(learning_rate, hyper)
 
-    def init_shared(key: Key) -> Shared:
-        hyper = Hyper(**{name: jnp.float32(getattr(own, name)) for name in Hyper._fields})
+    def init_shared(key: Key, hyper: Config) -> Shared:
         params = network.init(key)
         return Shared(
             hyper=hyper,
             params=params,
             optimizer=adam(hyper, hyper.learning_rate).init(ravel_pytree(params)[0]),
-            iteration=jnp.zeros((), jnp.int32),
-            observation=normalize.init_statistics(spec.observation_shape),
-            discounted=normalize.init_statistics(),
+            observation=normalize.init(own.normalize_observations, spec.observation_shape),
+            discounted=normalize.init(own.scale_rewards),
         )
 
     def init_local(key: Key, shard_index: Array) -> Array:
         return jnp.zeros(config.envs_per_shard)  # running discounted returns
 
-    def observe(statistics: normalize.Statistics, obs: Array) -> Array:
-        return normalize.normalize(statistics, obs) if own.normalize_observations else obs
-
-    def actor(shared: Shared) -> Actor:
-        hyper, progress = shared.hyper, shared.iteration / config.num_iterations
+    def actor(shared: Shared, iteration: Array) -> Actor:
+        hyper, progress = shared.hyper, iteration / config.num_iterations
         part = jnp.minimum(progress / jnp.maximum(hyper.exploration_fraction, 1e-8), 1.0)
         epsilon = hyper.epsilon_start + (hyper.epsilon_end - hyper.epsilon_start) * part
         return Actor(shared.params, shared.observation, epsilon)
 
     def act(
-        actor: Actor, local: Array, carry: PyTree, obs: Array, is_first: Array, key: Key
+        actor: Actor,
+        local: Array,
+        carry: PyTree,
+        obs: Array,
+        is_first: Array,
+        key: Key,
+        greedy: bool = False,
     ) -> tuple[Array, PyTree, PyTree]:
-        q = network.apply(actor.params, observe(actor.observation, obs))
-        return epsilon_greedy(key, q, actor.epsilon), carry, ()
-
-    def play(
-        actor: Actor, carry: PyTree, obs: Array, is_first: Array, key: Key, greedy: bool
-    ) -> tuple[Array, PyTree]:
-        q = network.apply(actor.params, observe(actor.observation, obs))
-        return q.argmax(-1) if greedy else epsilon_greedy(key, q, actor.epsilon), carry
+        q = network.apply(actor.params, normalize.apply(actor.observation, obs))
+        return q.argmax(-1) if greedy else epsilon_greedy(key, q, actor.epsilon), carry, ()
 
     def update(
-        shared: Shared, local: Array, rollout: Rollout, key: Key
+        shared: Shared, local: Array, rollout: Rollout, key: Key, iteration: Array
     ) -> tuple[Shared, Array, Metrics]:
-        hyper, reward, discounted = shared.hyper, rollout.reward, shared.discounted
-        if own.scale_rewards:
-            reward, local, discounted = returns.scale_rewards(
-                pool, local, discounted, rollout, hyper.gamma
-            )
+        hyper = shared.hyper
+        reward, local, discounted = normalize.scale_rewards(
+            pool, shared.discounted, local, rollout, hyper.gamma
+        )
 
         def shard_samples(rollout: Rollout, reward: Array) -> Samples:
-            obs = observe(shared.observation, rollout.obs)
+            obs = normalize.apply(shared.observation, rollout.obs)
             target = returns.lambda_returns(
                 network.apply(shared.params, obs).max(-1),
                 reward,
@@ -188,7 +169,7 @@ def make(config: cfg.Config, spec: EnvSpec, pool: Pool) -> Algorithm:
         n = samples.valid.shape[1]
         orders = permute.minibatches(pool, key, n, own.epochs, num_minibatches)
 
-        progress = shared.iteration / config.num_iterations
+        progress = iteration / config.num_iterations
         learning_rate = optim.scheduled(own.lr_schedule, hyper.learning_rate, progress)
         optimize = adam(hyper, learning_rate)
         flat_params, unravel = ravel_pytree(shared.params)
@@ -198,10 +179,7 @@ def make(config: cfg.Config, spec: EnvSpec, pool: Pool) -> Algorithm:
 
         def gradient_step(step: Array, moving: tuple) -> tuple:
             flat_params, optimizer_state, totals = moving
-            at = step // num_minibatches, step % num_minibatches
-            batch = jax.vmap(lambda samples, order: jax.tree.map(lambda x: x[order[at]], samples))(
-                samples, orders
-            )  # [S, m, ...]
+            batch = permute.take(samples, orders, step)  # [S, m, ...]
             gradient, sums = pool.grad(shard_loss, flat_params, batch)
             share = 1 / jnp.maximum(sums.pop("count"), 1.0)
             gradient = gradient * share
@@ -216,21 +194,16 @@ def make(config: cfg.Config, spec: EnvSpec, pool: Pool) -> Algorithm:
         flat_params, optimizer_state, totals = jax.lax.fori_loop(
             0, steps, gradient_step, (flat_params, shared.optimizer, jnp.zeros(len(STEP_METRICS)))
         )
-        observation = shared.observation
-        if own.normalize_observations:
-            seen = normalize.pooled_moments(pool, rollout.obs[:, :-1], rollout.valid)
-            observation = normalize.merge(observation, *seen)
+        observation = normalize.update(pool, shared.observation, rollout.obs[:, :-1], rollout.valid)
         metrics = dict(zip(STEP_METRICS, totals * (1 / steps), strict=True)) | {
-            "epsilon": actor(shared).epsilon,
+            "epsilon": actor(shared, iteration).epsilon,
             "updates": jnp.float32(steps),
             "learning_rate": learning_rate,
-            "param_norm": optax.tree.norm(flat_params),  # tells when they are not finite
         }
         shared = Shared(
             hyper=hyper,
             params=unravel(flat_params),
             optimizer=optimizer_state,
-            iteration=shared.iteration + 1,
             observation=observation,
             discounted=discounted,
         )
@@ -242,6 +215,5 @@ def make(config: cfg.Config, spec: EnvSpec, pool: Pool) -> Algorithm:
         init_carry=lambda num_envs: (),
         actor=actor,
         act=act,
-        play=play,
         update=update,
     )

@@ -1,14 +1,15 @@
-"""Acrobot-v1: swing a two-link arm above the bar by a motor at its elbow.
+"""Acrobot-v1: swing a two-link arm above a bar with a motor at its elbow.
 
-Sutton (1996), "Generalization in reinforcement learning: successful examples using sparse
-coarse coding"; Sutton & Barto, "Reinforcement Learning". Judge:
-gymnasium/envs/classic_control/acrobot.py.
+The task is from Sutton (1996), "Generalization in reinforcement learning: successful examples
+using sparse coarse coding", and from Sutton & Barto, "Reinforcement Learning".
 
-A state is float32, but the step between two states is computed in float64. At the speeds
-that the observation space allows, one Runge-Kutta step of 0.2 s reaches accelerations of
-10⁵ rad/s²: float32 then errs by up to 2e-5 in the angles and 6e-3 in the velocities,
-whatever the order of the sums. `_sin_cos` makes up for the price: on one CPU core this step
-is faster than a float32 step that calls ``jnp.sin`` and ``jnp.cos``.
+Reference implementation, used by the tests: gymnasium/envs/classic_control/acrobot.py.
+
+A state is float32, but the step between two states is computed in float64. At the speeds that
+the observation space allows, one Runge-Kutta step of 0.2 s reaches accelerations of 10⁵ rad/s².
+In float32 the error is then up to 2e-5 in the angles and 6e-3 in the velocities, in whatever
+order the sums are computed. `_sin_cos` makes float64 affordable: on one CPU core this step is
+faster than a float32 step that calls ``jnp.sin`` and ``jnp.cos``.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ Reals = tuple[Array, ...]
 
 
 class AcrobotState(NamedTuple):
-    """All scalars. Both angles are 0 when the arm hangs; the second is relative."""
+    """Scalars. Both angles are 0 when the arm hangs; that of the elbow is relative to the upper
+    link."""
 
     theta1: Array  # rad, shoulder
     theta2: Array  # rad, elbow
@@ -39,17 +41,17 @@ class AcrobotState(NamedTuple):
 @dataclass(frozen=True)
 class Acrobot:
     """Actions: the torques -1, 0, +1. Observation ``[6]``: cos and sin of both angles, then
-    both angular velocities. Reward -1 a step, 0 at the goal."""
+    both angular velocities. Reward: -1 per step, 0 at the goal."""
 
-    dt: float = 0.2  # s a step
+    dt: float = 0.2  # s per step
     gravity: float = 9.8  # m/s²
     link_length_1: float = 1.0  # m
-    link_length_2: float = 1.0  # m; only drawn, as in Gymnasium
+    link_length_2: float = 1.0  # m; only used for drawing, as in Gymnasium
     link_mass_1: float = 1.0  # kg
     link_mass_2: float = 1.0  # kg
     link_com_pos_1: float = 0.5  # m
     link_com_pos_2: float = 0.5  # m
-    link_moi: float = 1.0  # kg m², of either link
+    link_moi: float = 1.0  # kg m², of each link
     max_vel_1: float = 4 * math.pi  # rad/s
     max_vel_2: float = 9 * math.pi  # rad/s
     avail_torque: tuple[float, ...] = (-1.0, 0.0, 1.0)  # N m
@@ -71,13 +73,13 @@ class Acrobot:
         )
 
     def reset(self, key: Key) -> tuple[AcrobotState, Array]:
-        """Hanging, everything uniform in ±0.1."""
+        """The arm hangs. Every number of the state is drawn uniformly from ±0.1."""
         state = AcrobotState(*jax.random.uniform(key, (4,), minval=-0.1, maxval=0.1))
         cos, sin = jnp.cos(jnp.stack(state[:2])), jnp.sin(jnp.stack(state[:2]))
         return state, jnp.stack([cos[0], sin[0], cos[1], sin[1], *state[2:]])
 
     def step(self, key: Key, state: AcrobotState, action: Array) -> tuple[AcrobotState, TimeStep]:
-        """One step of Runge-Kutta. ``key`` is used only if ``torque_noise_max`` is set."""
+        """Make one Runge-Kutta step. ``key`` is used only if ``torque_noise_max`` is set."""
         dtype = state.theta1.dtype
         noise = self.torque_noise_max
         jolt = jax.random.uniform(key, minval=-noise, maxval=noise) if noise > 0 else None
@@ -93,7 +95,9 @@ class Acrobot:
             theta1_dot = jnp.clip(theta1_dot, -self.max_vel_1, self.max_vel_1)
             theta2_dot = jnp.clip(theta2_dot, -self.max_vel_2, self.max_vel_2)
             (sin1, cos1), (sin2, cos2) = _sin_cos(theta1), _sin_cos(theta2)
-            height = -cos1 - (cos1 * cos2 - sin1 * sin2)  # of the tip, in links of 1 m
+            height = -cos1 - (
+                cos1 * cos2 - sin1 * sin2
+            )  # of the tip, in m, for links of 1 m as in Gymnasium
             above = height > 1.0
             obs = jnp.stack([cos1, sin1, cos2, sin2, theta1_dot, theta2_dot]).astype(dtype)
             new = AcrobotState(*(x.astype(dtype) for x in (theta1, theta2, theta1_dot, theta2_dot)))
@@ -139,7 +143,7 @@ class Acrobot:
         return dtheta1, dtheta2, ddtheta1, ddtheta2
 
     def render(self, state: AcrobotState) -> np.ndarray:
-        """A frame, ``[500, 500, 3]`` uint8, laid out as Gymnasium's."""
+        """A frame, ``[500, 500, 3]`` uint8, with the layout of Gymnasium's."""
         from jaxrl_scale.envs.draw import Canvas, rectangle, turned
 
         size = 500
@@ -161,19 +165,22 @@ class Acrobot:
 
 
 def _wrap(angle: Array) -> Array:
-    """The same angle in ±π."""
+    """The same angle in the interval ±π."""
     return angle - 2 * math.pi * jnp.round(angle / (2 * math.pi))
 
 
 def _sin_cos(angle: Array) -> tuple[Array, Array]:
     """Sine and cosine in float64, within 1e-13 for angles of up to 100 rad.
 
-    Taylor's series about the nearest multiple of π, to the power 19. Without branches and
-    sharing all but the sums, it is several times faster than ``jnp.sin`` and ``jnp.cos``.
+    Computed by Taylor's series about the nearest multiple of π, up to the power 19. There are no
+    branches, and sine and cosine share everything but the sums. This is several times faster than
+    ``jnp.sin`` and ``jnp.cos``.
     """
     turns = jnp.round(angle / math.pi)
     rest = angle - math.pi * turns  # in ±π/2
-    sign = 1 - 2 * (turns - 2 * jnp.floor(turns / 2))  # odd half turns flip both
+    sign = 1 - 2 * (
+        turns - 2 * jnp.floor(turns / 2)
+    )  # an odd number of half turns flips both signs
     square = jnp.square(rest)
     sin = cos = jnp.zeros_like(angle)
     for power in range(18, -1, -2):

@@ -1,8 +1,10 @@
 """CartPole-v1: balance a pole on a cart by pushing the cart left or right.
 
-Barto, Sutton & Anderson (1983), "Neuronlike adaptive elements that can solve difficult
-learning control problems"; equations of motion after Florian (2007), "Correct equations for
-the dynamics of the cart-pole system". Judge: gymnasium/envs/classic_control/cartpole.py.
+The task is from Barto, Sutton & Anderson (1983), "Neuronlike adaptive elements that can solve
+difficult learning control problems". The equations of motion are from Florian (2007), "Correct
+equations for the dynamics of the cart-pole system".
+
+Reference implementation, used by the tests: gymnasium/envs/classic_control/cartpole.py.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from jaxrl_scale.types import Array, Discrete, EnvSpec, Key, TimeStep
 
 
 class CartPoleState(NamedTuple):
-    """All scalars. The angle is 0 when the pole stands upright."""
+    """Scalars. The angle is 0 when the pole stands upright."""
 
     x: Array  # m
     x_dot: Array  # m/s
@@ -29,18 +31,18 @@ class CartPoleState(NamedTuple):
 
 @dataclass(frozen=True)
 class CartPole:
-    """Actions: push left, push right. Observation ``[4]``: the state. Reward 1 a step."""
+    """Actions: push left, push right. Observation ``[4]``: the state. Reward: 1 per step."""
 
     gravity: float = 9.8  # m/s²
     masscart: float = 1.0  # kg
     masspole: float = 0.1  # kg
-    length: float = 0.5  # m, half the pole
+    length: float = 0.5  # m, half the length of the pole
     force_mag: float = 10.0  # N
-    tau: float = 0.02  # s a step
+    tau: float = 0.02  # s per step
     kinematics_integrator: str = "euler"  # or "semi-implicit euler"
     theta_threshold_radians: float = 12 * 2 * math.pi / 360
     x_threshold: float = 2.4  # m
-    sutton_barto_reward: bool = False  # 0 a step and -1 for a fall
+    sutton_barto_reward: bool = False  # reward 0 per step and -1 for a fall
 
     def __post_init__(self) -> None:
         if self.kinematics_integrator not in ("euler", "semi-implicit euler"):
@@ -60,12 +62,12 @@ class CartPole:
         )
 
     def reset(self, key: Key) -> tuple[CartPoleState, Array]:
-        """Everything uniform in ±0.05."""
+        """Every number of the state is drawn uniformly from ±0.05."""
         obs = jax.random.uniform(key, (4,), minval=-0.05, maxval=0.05)
         return CartPoleState(*obs), obs
 
     def step(self, key: Key, state: CartPoleState, action: Array) -> tuple[CartPoleState, TimeStep]:
-        """One step of Euler's method. ``key`` is not used."""
+        """Make one step of Euler's method. ``key`` is not used."""
         x, x_dot, theta, theta_dot = state
         total_mass = self.masscart + self.masspole
         polemass_length = self.masspole * self.length
@@ -99,7 +101,7 @@ class CartPole:
         )
 
     def render(self, state: CartPoleState) -> np.ndarray:
-        """A frame, ``[400, 600, 3]`` uint8, laid out as Gymnasium's."""
+        """A frame, ``[400, 600, 3]`` uint8, with the layout of Gymnasium's."""
         from jaxrl_scale.envs.draw import Canvas, rectangle
 
         width, height, track, axle_height = 600, 400, 100, 7.5

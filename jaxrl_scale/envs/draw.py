@@ -1,7 +1,7 @@
 """Pictures of environments, drawn with Pillow.
 
-Coordinates are pixels from the lower left corner, x to the right and y upwards; a whole
-number is the middle of a pixel, so that a line there is one crisp row.
+Coordinates are in pixels from the lower left corner: x to the right, y upwards. A whole number is
+the middle of a pixel, so that a line at a whole number fills exactly one row of pixels.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _OVERSAMPLING = 4
 
 
 class Canvas:
-    """A white picture that shapes are drawn on, at four times its size."""
+    """A white picture to draw shapes on. It is drawn at four times its size and then reduced."""
 
     def __init__(self, width: int, height: int) -> None:
         try:
@@ -55,12 +55,13 @@ class Canvas:
 def rectangle(
     low: Point, high: Point, *, angle: float = 0.0, at: Point = (0.0, 0.0)
 ) -> list[Point]:
-    """The corners of a rectangle, turned by ``angle`` about the origin and moved to ``at``."""
+    """The corners of a rectangle that is turned by ``angle`` about the origin and then moved to
+    ``at``."""
     corners = [low, (low[0], high[1]), high, (high[0], low[1])]
     return [turned(corner, angle=angle, at=at) for corner in corners]
 
 
 def turned(point: Point, *, angle: float, at: Point) -> Point:
-    """``point`` turned by ``angle`` about the origin, against the clock, and moved to ``at``."""
+    """``point``, turned counterclockwise by ``angle`` about the origin and then moved to ``at``."""
     cos, sin = math.cos(angle), math.sin(angle)
     return at[0] + cos * point[0] - sin * point[1], at[1] + sin * point[0] + cos * point[1]

@@ -1,10 +1,10 @@
-"""LunarLander-v3 and LunarLanderContinuous-v3: set a lander down softly between two flags.
+"""LunarLander-v3 and LunarLanderContinuous-v3: land softly between two flags.
 
-Judge: gymnasium/envs/box2d/lunar_lander.py, which leaves the physics to Box2D; here it is
-`jaxrl_scale.envs.lunar_lander_physics`, whose docstring says what is simplified. In flight
-an observation differs from Gymnasium's by a few 1e-5 after 70 steps. After a contact
-only statistics can agree, for Box2D itself would go another way after a disturbance of one
-part in a million: benchmarks/README.md has them side by side.
+Reference implementation, used by the tests: gymnasium/envs/box2d/lunar_lander.py. Gymnasium leaves
+the physics to Box2D; here they are in `jaxrl_scale.envs.lunar_lander_physics`, whose docstring says
+what is simplified. In flight, an observation differs from Gymnasium's by a few 1e-5 after 70 steps.
+After a contact only statistics can agree, because Box2D itself takes another course after a
+disturbance of one part in a million. benchmarks/README.md compares these statistics.
 """
 
 from __future__ import annotations
@@ -30,23 +30,25 @@ LEG_DOWN = 18 / SCALE  # m
 
 
 class LunarLanderState(NamedTuple):
-    """The bodies, the ground, and what Gymnasium keeps beside them."""
+    """The bodies, the ground, and the rest of what Gymnasium keeps in its environment."""
 
     world: physics.World
-    ground: Array  # [11] m, heights of its corners
-    legs_down: Array  # [2] bool, as Gymnasium keeps them: by contact events
-    shaping: Array  # the potential that rewards are differences of
-    engines: Array  # [2] power of the last step: main 0 … 1, side -1 … 1; only drawn
+    ground: Array  # [11] m, the heights of its corners
+    legs_down: Array  # [2] bool, changed by contact events as in Gymnasium
+    shaping: Array  # the potential; rewards contain its differences
+    engines: Array  # [2] power in the last step: main 0 … 1, side -1 … 1; only used for drawing
     wind_index: Array  # int32
     torque_index: Array  # int32
 
 
 @dataclass(frozen=True)
 class LunarLander:
-    """Actions: nothing, left, main, right engine; ``continuous``: main and side ``[2]``.
+    """Actions: no engine, left, main or right engine. If ``continuous``: main and side engine,
+    ``[2]``.
 
-    Observation ``[8]``: position, velocity, angle, spin, and whether each leg is down.
-    Reward: progress towards rest on the pad, minus fuel; -100 for a crash, +100 for rest.
+    Observation ``[8]``: position, velocity, angle, angular velocity, and whether each leg touches
+    the ground. Reward: progress towards rest on the pad, minus fuel; -100 for a crash, +100 for
+    coming to rest.
     """
 
     continuous: bool = False
@@ -54,8 +56,8 @@ class LunarLander:
     enable_wind: bool = False
     wind_power: float = 15.0  # N
     turbulence_power: float = 1.5  # N m
-    velocity_iterations: int = 20  # rounds of the solver at most; Box2D is given 180
-    position_iterations: int = 20  # Box2D is given 60
+    velocity_iterations: int = 20  # the most rounds of the solver; Gymnasium gives Box2D 180
+    position_iterations: int = 20  # Gymnasium gives Box2D 60
 
     def __post_init__(self) -> None:
         if not -12.0 < self.gravity < 0.0:
@@ -84,7 +86,7 @@ class LunarLander:
         )
 
     def reset(self, key: Key) -> tuple[LunarLanderState, Array]:
-        """Above the middle, pushed by a random force, over random ground."""
+        """The lander starts above the middle of random ground, pushed by a random force."""
         ground_key, force_key, wind_key = jax.random.split(key, 3)
         heights = jax.random.uniform(ground_key, (12,), maxval=HEIGHT / 2)
         force = jax.random.uniform(force_key, (2,), minval=-INITIAL_RANDOM, maxval=INITIAL_RANDOM)
@@ -94,12 +96,12 @@ class LunarLander:
     def start(
         self, heights: Array, force: Array, wind: Array | None = None
     ) -> tuple[LunarLanderState, Array]:
-        """An episode from given numbers.
+        """Start an episode from given numbers instead of random ones.
 
         Args:
-          heights: ``[12]`` m, of the ground before it is levelled at the pad and smoothed.
-          force: ``[2]`` N, on the hull during one step.
-          wind: ``[2]`` int32, where the patterns of wind and turbulence begin.
+          heights: ``[12]`` m, of the ground, before it is levelled at the pad and smoothed.
+          force: ``[2]`` N, which acts on the hull during one step.
+          wind: ``[2]`` int32, the positions at which the patterns of wind and turbulence begin.
         """
         heights = heights.at[3:8].set(HEIGHT / 4)
         ground = 0.33 * (jnp.roll(heights, 1) + heights + jnp.roll(heights, -1))[:11]
@@ -109,10 +111,10 @@ class LunarLander:
     def step(
         self, key: Key, state: LunarLanderState, action: Array
     ) -> tuple[LunarLanderState, TimeStep]:
-        """One step of 1/50 s. The key is for the engines, which are not quite steady.
+        """Make one step of 1/50 s. The key is for the noise of the engines.
 
-        Raises ``ValueError`` for a continuous action that is not finite, where it is called
-        with numbers; compiled code clips infinities, and takes NaN for an engine that is off.
+        Raises ``ValueError`` for a continuous action that is not finite, if it is called outside
+        of compiled code. Compiled code clips infinities, and treats NaN as an engine that is off.
         """
         concrete = not isinstance(action, jax.core.Tracer)
         if self.continuous and concrete and not np.isfinite(action).all():
@@ -122,13 +124,13 @@ class LunarLander:
     def move(
         self, state: LunarLanderState, action: Array, noise: Array
     ) -> tuple[LunarLanderState, TimeStep]:
-        """`step` with given noise of the engines, ``[2]`` in ±1."""
+        """As `step`, with given noise of the engines, ``[2]`` in ±1."""
         return batch_last(self._move)(state, action, noise)
 
-    # Below, the batch is the last axis (see `rigid_body`).
+    # From here on, the batch is the last axis (see `rigid_body`).
 
     def _start(self, ground: Array, force: Array, wind: Array) -> tuple[LunarLanderState, Array]:
-        """Gymnasium lays the bodies out apart and runs one step, which joins them."""
+        """As Gymnasium does, place the bodies apart and run one step, which joins them."""
         zero = jnp.zeros_like(force[0])
 
         def three(hull: Any, right: Any, left: Any) -> Array:
@@ -177,7 +179,7 @@ class LunarLander:
         return state._replace(shaping=shaping), time_step
 
     def _throttle(self, action: Array, dtype: Any) -> tuple[Array, Array]:
-        """Power of the main engine, 0 … 1, and of the side engines, -1 (left) … 1 (right)."""
+        """The power of the main engine, 0 … 1, and of the side engines, -1 (left) … 1 (right)."""
         if not self.continuous:
             side = (action == 3).astype(dtype) - (action == 1).astype(dtype)
             return (action == 2).astype(dtype), side
@@ -187,7 +189,7 @@ class LunarLander:
         return main, side
 
     def _blown(self, state: LunarLanderState) -> LunarLanderState:
-        """Wind and turbulence, while no leg is down."""
+        """The state after wind and turbulence, which act while no leg touches the ground."""
         if not self.enable_wind:
             return state
         free = ~(state.legs_down[0] | state.legs_down[1])
@@ -208,7 +210,7 @@ class LunarLander:
         )
 
     def render(self, state: LunarLanderState) -> np.ndarray:
-        """A frame, ``[400, 600, 3]`` uint8, laid out as Gymnasium's."""
+        """A frame, ``[400, 600, 3]`` uint8, with the layout of Gymnasium's."""
         from jaxrl_scale.envs.draw import Canvas
 
         canvas = Canvas(int(WIDTH * SCALE), int(HEIGHT * SCALE))
@@ -242,13 +244,13 @@ class LunarLander:
 
 @dataclass(frozen=True)
 class LunarLanderContinuous(LunarLander):
-    """`LunarLander` with ``continuous=True``, under the name that Gymnasium gives it."""
+    """`LunarLander` with ``continuous=True``, which has a name of its own in Gymnasium."""
 
     continuous: bool = True
 
 
 def _kicked(state: LunarLanderState, push: Vec, twist: Array) -> LunarLanderState:
-    """The hull's velocity (m/s) and spin (rad/s) changed."""
+    """The state after a change of the hull's velocity (m/s) and spin (rad/s)."""
     motion = state.world.motion
     velocity = Vec(motion.velocity.x.at[0].add(push.x), motion.velocity.y.at[0].add(push.y))
     motion = motion._replace(velocity=velocity, spin=motion.spin.at[0].add(twist))
@@ -256,9 +258,9 @@ def _kicked(state: LunarLanderState, push: Vec, twist: Array) -> LunarLanderStat
 
 
 def _driven(state: LunarLanderState, main: Array, side: Array, noise: Array) -> LunarLanderState:
-    """The impulses of the engines, with all peculiarities of Gymnasium's.
+    """The state after the impulses of the engines, which act exactly as Gymnasium's do.
 
-    ``noise``: ``[2]`` m, of where they act.
+    ``noise``: ``[2]`` m, added to the points where the impulses act.
     """
     motion = state.world.motion
     cos, sin = jnp.cos(motion.angle[0]), jnp.sin(motion.angle[0])
@@ -305,7 +307,7 @@ def _pixel(point: Vec) -> tuple[float, float]:
 
 
 def _flames(motion: Any, engines: np.ndarray) -> list[tuple[tuple[float, float], float, tuple]]:
-    """Circles (centre, radius, colour) for the engines that fired in the last step."""
+    """Circles (centre, radius, colour) that show the engines that fired in the last step."""
     main, side = engines
     turned = Vec(math.cos(motion.angle[0]), math.sin(motion.angle[0]))
     origin = motion.center[0] - turn(turned, Vec(*CENTER[0]))

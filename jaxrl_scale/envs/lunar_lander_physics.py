@@ -1,17 +1,17 @@
-"""The bodies of LunarLander: a hull and two sprung legs over rough ground.
+"""The physics of LunarLander: a hull and two legs on springs above rough ground.
 
-One step is Box2D's (b2World::Step, version 2.3.10) with its parts in its order: contacts,
-velocities, positions, sleep, continuous collision. What differs:
+One step follows Box2D's (b2World::Step, version 2.3.10), with its parts in the same order:
+contacts, velocities, positions, sleep, continuous collision. These are the differences:
 
-- The joints are solved exactly (`rigid_body.Pinned`), so that the iterations find only the
-  impulses of motors, limits and contacts, and they are over-relaxed. They reach in 20 rounds
-  what Box2D would in thousands; its 180 are not quite enough for a hard impact.
-- A leg that hits the ground in mid-step (b2World::SolveTOI) goes on from there after impacts
-  at single points, at times found by interpolation. A hull that does has crashed, and is
-  not moved.
-- The ground's floor, which lies below it, and Box2D's limits on velocity (100 m/s and
-  79 rad/s) are left out: no flight reaches them. The hull's contacts apply no forces, since
-  the first one ends the episode.
+- The joints are solved exactly (`rigid_body.Pinned`). The iterations find only the impulses of
+  motors, limits and contacts, and they are over-relaxed. In 20 rounds they reach what Box2D would
+  reach in thousands; its 180 rounds are not quite enough for a hard impact.
+- A leg that hits the ground within a step (b2World::SolveTOI) goes on from there after impacts at
+  single points, at times that are found by interpolation. A hull that hits the ground has crashed
+  and is not moved any more.
+- The floor below the ground and Box2D's limits on velocity (100 m/s and 79 rad/s) are left out,
+  because no flight reaches them. The hull's contacts apply no forces, because the first one ends
+  the episode.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ from jaxrl_scale.envs.rigid_body import (
 )
 from jaxrl_scale.types import Array
 
-SCALE = 30.0  # pixels a metre
-DT = 1 / 50  # s a step
-WIDTH, HEIGHT = 600 / SCALE, 400 / SCALE  # m, the part of the world that is seen
+SCALE = 30.0  # pixels per metre
+DT = 1 / 50  # s per step
+WIDTH, HEIGHT = 600 / SCALE, 400 / SCALE  # m, the size of the visible part of the world
 CHUNK = WIDTH / 10  # m between two corners of the ground
 
 HULL = Polygon(
@@ -76,14 +76,14 @@ ARM = tuple((a[0] - c[0], a[1] - c[1]) for a, c in zip(ANCHOR, CENTER, strict=Tr
 REST_ANGLE = (-0.05, 0.05)  # rad, of each leg to the hull where its joint counts as 0
 LIMITS = ((0.4, 0.9), (-0.9, -0.4))  # rad, of the joints
 MOTOR_SPEED = (-0.3, 0.3)  # rad/s
-MOTOR_IMPULSE = 40 * DT  # N m s a step at most
+MOTOR_IMPULSE = 40 * DT  # N m s, the most per step
 FRICTION = math.sqrt(0.1 * 0.2)  # of ground and leg
 
-_LINEAR_SLOP = 0.005  # m: shapes may sink in so far, and joints may gape
-_ANGULAR_SLOP = math.radians(2)  # rad: the same of joint limits
-_MENDED = 0.2  # share of a penetration that one round mends
-_MAX_SHIFT = 0.2  # m a round
-_MAX_TURN = math.radians(8)  # rad a round
+_LINEAR_SLOP = 0.005  # m: how far shapes may overlap and joints may come apart
+_ANGULAR_SLOP = math.radians(2)  # rad: the same for the limits of joints
+_MENDED = 0.2  # the part of an overlap that one round corrects
+_MAX_SHIFT = 0.2  # m per round
+_MAX_TURN = math.radians(8)  # rad per round
 _CALM_SPEED, _CALM_SPIN = 0.01, math.radians(2)  # m/s, rad/s
 _CALM_TIME = 0.5  # s
 _RELAXATION = 1.5  # of the velocity rounds; 1 is plain Gauss-Seidel
@@ -96,10 +96,10 @@ _POINTS = [(slot, point) for slot in (0, 1) for point in (0, 1)]
 
 
 class Contacts(NamedTuple):
-    """What is remembered of the legs' contacts, for events and for a warm start.
+    """What is kept of the legs' contacts, for events and for a warm start of the solver.
 
-    A leg is near two edges of the ground at most: ``slot`` 0 is for the one with an even
-    index, 1 for the odd one.
+    A leg is near at most two edges of the ground: ``slot`` 0 is for the edge with an even index,
+    ``slot`` 1 for the edge with an odd index.
     """
 
     edge: Array  # [slot, leg] int32
@@ -110,27 +110,27 @@ class Contacts(NamedTuple):
 
 
 class World(NamedTuple):
-    """Everything that moves, and what the solver remembers of it."""
+    """The bodies in motion, and what the solver keeps from one step to the next."""
 
     motion: Motion  # [3]
     torque: Array  # [2] N m s, of motor and limit together, on each leg
     contacts: Contacts
-    hull_touching: Array  # bool: found when the step ended, it counts in the next
+    hull_touching: Array  # bool: found at the end of a step, and counted in the next
     calm: Array  # s without motion
 
 
 class Events(NamedTuple):
-    """What Box2D would have reported during a step."""
+    """The events that Box2D would report during a step."""
 
     crashed: Array  # bool: the hull touches the ground
     lost: Array  # [2] bool: a leg lost a contact
     gained: Array  # [2] bool: a leg made one
-    hit: Array  # [2] bool: a leg made one in mid-step, after all that was lost
+    hit: Array  # [2] bool: a leg made one within the step, after those that were lost
     asleep: Array  # bool: nothing moves
 
 
 class _Limited(NamedTuple):
-    """Which joints are at a limit as the step begins, ``[leg]``."""
+    """Which joints are at a limit when the step begins, ``[leg]``."""
 
     lower: Array
     upper: Array
@@ -146,7 +146,7 @@ class _Row(NamedTuple):
 
 
 def at_rest(center: Vec, angle: Array) -> World:
-    """Bodies in the air, without motion, at the poses given (``[3, ...]``)."""
+    """Bodies in the air, at rest, at the given poses (``[3, ...]``)."""
     zero = jnp.zeros_like(angle)
     impulses = jnp.zeros((2, 2, 2, *angle.shape[1:]), angle.dtype)
     none = jnp.full(impulses.shape, -1, jnp.int32)
@@ -156,7 +156,7 @@ def at_rest(center: Vec, angle: Array) -> World:
 
 
 def fall(world: World, gravity: float, velocity_rounds: int, position_rounds: int) -> World:
-    """One step far above the ground."""
+    """Make one step far above the ground."""
     motion = _accelerated(world.motion, gravity)
     turned = rotation(motion.angle)
     system = _pinned(turned)
@@ -173,9 +173,9 @@ def fall(world: World, gravity: float, velocity_rounds: int, position_rounds: in
 def advance(
     world: World, ground: Array, gravity: float, velocity_rounds: int, position_rounds: int
 ) -> tuple[World, Events]:
-    """One step, after all impulses have been applied.
+    """Make one step, after all impulses of the engines and the wind have been applied.
 
-    ``ground``: heights of its 11 corners (m), ``[11, ...]``.
+    ``ground``: the heights of its 11 corners in m, ``[11, ...]``.
     """
     motion = _accelerated(world.motion, gravity)
     turned = rotation(motion.angle)
@@ -251,8 +251,8 @@ def _limited(angle: Array) -> _Limited:
 
 
 def _recognise(old: Contacts, edge: Array, manifold: Manifold) -> tuple[Contacts, Array, Array]:
-    """The contacts as they are now, with the impulses of those that were there before, and
-    the events between (b2Contact::Update): lost and gained, ``[slot, leg]``."""
+    """The present contacts, with the impulses of those that were there before, and the events since
+    (b2Contact::Update): which contacts were lost and which were gained, ``[slot, leg]``."""
     same_edge = old.edge == edge
     key = jnp.where(manifold.valid, manifold.key, -1)
     known = [same_edge & manifold.valid & (old.key[point] == key) for point in (0, 1)]
@@ -278,9 +278,10 @@ def _solve_velocities(
     contacts: Contacts,
     rounds: int,
 ) -> tuple[Vec, Array, Array, Contacts]:
-    """Impulses of motors, limits and contacts by projected Gauss-Seidel, warm-started.
+    """Find the impulses of motors, limits and contacts by projected Gauss-Seidel with a warm start.
 
-    Every environment stops by itself, so that none depends on the others of its batch.
+    Each environment stops its iterations by itself, so that it does not depend on the others in its
+    batch.
 
     Returns:
       Velocities and spins ``[3]``, torques, and the contacts with their impulses.
@@ -329,7 +330,7 @@ def _solve_velocities(
             new = jnp.where(limited.upper[leg], jnp.minimum(new, to_stop), new)
             torques[leg] = apply(joints[leg], old, new)
         for leg, slot in edge_contacts:
-            for point in (0, 1):  # friction first, as the other matters more
+            for point in (0, 1):  # friction first, because the normal impulses are more important
                 at = point, slot, leg
                 old, reach = tangent_impulses[at], FRICTION * normal_impulses[at]
                 new = old - _rate(tangents, at, v) * tangents.share[at]
@@ -368,7 +369,7 @@ def _generalised(system: Pinned, motion: Motion) -> Array:
 
 
 def _rows(system: Pinned, center: Vec, manifold: Manifold) -> tuple[_Row, _Row]:
-    """Along the normals and along the tangents."""
+    """The rows along the normals and along the tangents."""
     surface = manifold.point - manifold.normal * (0.5 * manifold.separation)
     arm = once(surface - (center[_LEGS] - system.offset[_LEGS]))  # from the pin
     right = jnp.arange(2).reshape(2, *(1,) * (center.x.ndim - 1)) == 0
@@ -386,7 +387,7 @@ def _rows(system: Pinned, center: Vec, manifold: Manifold) -> tuple[_Row, _Row]:
 
 
 def _rate(row: _Row, at: tuple[int, int, int], v: Array) -> Array:
-    """The speed of a contact point along a row's direction."""
+    """The speed of a contact point in the direction of a row."""
     _, slot, leg = at
     direction = row.direction[slot, leg]
     return direction.x * v[0] + direction.y * v[1] + row.lever[at] * v[3 + leg]
@@ -406,7 +407,7 @@ def _unrolled(by_index: dict[tuple[int, int, int], Array]) -> Array:
 
 
 class _LocalManifold(NamedTuple):
-    """A manifold in the frames of the legs, where what belongs to them stays."""
+    """A manifold in the frames of the legs, in which the legs' own points do not move."""
 
     world: Manifold
     point: Vec  # [point, slot, leg]
@@ -466,7 +467,7 @@ def _solve_positions(
 
 
 def _turned(pose: _Pose, shift: Vec, angle: Array) -> _Pose:
-    """Moved and turned by a small angle, for which a few terms of the series are exact."""
+    """The pose after a small motion, for whose angle a few terms of the series are exact."""
     square = angle * angle
     cos = 1 - square * (1 / 2 - square * (1 / 24))
     sin = angle * (1 - square * (1 / 6 - square * (1 / 120)))
@@ -476,7 +477,7 @@ def _turned(pose: _Pose, shift: Vec, angle: Array) -> _Pose:
 def _push_out(
     legs: _Pose, contacts: _LocalManifold, slot: int, point: int, active: Array
 ) -> tuple[_Pose, Array]:
-    """Both legs at one of their contact points, and whether they are hardly in the ground."""
+    """Correct both legs at one of their contact points, and say whether they overlap little."""
     manifold = contacts.world
     on_ground, valid = manifold.on_ground[slot], manifold.valid[point, slot]
     own = where(on_ground, contacts.point[point, slot], contacts.face[slot])
@@ -496,7 +497,8 @@ def _push_out(
 def _rejoin(
     hull: _Pose, leg: _Pose, number: int, limited: _Limited, active: Array
 ) -> tuple[_Pose, _Pose, Array]:
-    """Hull and one leg at their joint: its limits, then its pin. And whether they were close."""
+    """Correct hull and one leg at their joint, first its limits and then its pin, and say whether
+    the errors were small."""
     lower, upper = limited.lower[number], limited.upper[number]
     ease_hull, ease_leg = 1 / INERTIA[0], 1 / INERTIA[1]
     joint = leg.angle - hull.angle - REST_ANGLE[number]
@@ -532,18 +534,18 @@ class _Flight(NamedTuple):
 
     center: Vec
     angle: Array
-    shift: Vec  # m, still to go
-    turning: Array  # rad, still to go
+    shift: Vec  # m, what is left
+    turning: Array  # rad, what is left
     velocity: Vec
     spin: Array
-    rest: Array  # s, still to go
+    rest: Array  # s, what is left
 
 
 def _stop_at_ground(
     start: Motion, end: Motion, touching: Array, v1: Vec, v2: Vec
 ) -> tuple[Motion, Array]:
-    """Legs that enter the ground in mid-step are set back to where they touched it, lose the
-    speed into it and go on from there. Their joints follow in the next step.
+    """Set legs that enter the ground within a step back to where they touched it. There they lose
+    their speed into the ground and go on. Their joints follow in the next step.
 
     Args:
       touching: ``[slot, leg]``, edges whose contact has been solved in this step.
@@ -560,7 +562,7 @@ def _stop_at_ground(
         point, normal, old_gap, gap = _closing(old_outline, new_outline, here.center, v1, v2)
         deep = (gap < 0.75 * _LINEAR_SLOP) & (~touching | (old_gap > _LINEAR_SLOP))
         share = (old_gap - _STOP) / jnp.maximum(old_gap - gap, 1e-6)
-        share = jnp.where(deep, jnp.clip(share, 0, 1), 1)  # of the way, until the impact
+        share = jnp.where(deep, jnp.clip(share, 0, 1), 1)  # the part of the way until the impact
         odd = share[1] < share[0]
         share = once(jnp.minimum(share[0], share[1]))
         point, normal = (where(odd, x[1], x[0]) for x in (point, normal))
@@ -621,12 +623,12 @@ def _closing(
     gap = jnp.where(by_corner, least(heights), dot(side_normal, tip - start))
     point, normal = where(by_corner, lowest, tip), where(by_corner, before.up, -side_normal)
     over = (cross(before.up, lowest - v1) <= 0) != (cross(before.up, lowest - v2) <= 0)
-    beside = by_corner & ~over  # a corner that falls past the end of the edge
+    beside = by_corner & ~over  # a corner that falls beside the end of the edge
     return point, normal, before.gap, jnp.where(beside, before.gap, gap)
 
 
 def _struck(flight: _Flight, arm: Vec, normal: Vec, hit: Array) -> tuple[Vec, Array]:
-    """Velocity and spin after an inelastic impact with friction at ``arm`` from the centre."""
+    """Velocity and spin after an inelastic impact with friction, at ``arm`` from the centre."""
     velocity, spin = flight.velocity, flight.spin
     normal_impulse = jnp.zeros_like(spin)
     tangent = Vec(normal.y, -normal.x)

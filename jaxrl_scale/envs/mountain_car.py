@@ -1,7 +1,9 @@
-"""MountainCar-v0 and MountainCarContinuous-v0: rock a weak car out of a valley.
+"""MountainCar-v0 and MountainCarContinuous-v0: drive a weak car out of a valley.
 
-Moore (1990), "Efficient memory-based learning for robot control". Judges:
-gymnasium/envs/classic_control/mountain_car.py and continuous_mountain_car.py.
+The task is from Moore (1990), "Efficient memory-based learning for robot control".
+
+Reference implementations, used by the tests: mountain_car.py and continuous_mountain_car.py in
+gymnasium/envs/classic_control/.
 """
 
 from __future__ import annotations
@@ -18,15 +20,15 @@ from jaxrl_scale.types import Array, Box, Discrete, EnvSpec, Key, TimeStep
 
 
 class MountainCarState(NamedTuple):
-    """All scalars, in the units of the paper. The ground is ``sin(3 position)`` high."""
+    """Scalars, in the units of the paper. The height of the ground is ``sin(3 * position)``."""
 
     position: Array
-    velocity: Array  # a step
+    velocity: Array  # per step
 
 
 @dataclass(frozen=True)
 class MountainCar:
-    """Actions: push left, nothing, push right. Observation ``[2]``. Reward -1 a step."""
+    """Actions: push left, nothing, push right. Observation ``[2]``. Reward: -1 per step."""
 
     min_position: float = -1.2
     max_position: float = 0.6
@@ -47,13 +49,13 @@ class MountainCar:
         )
 
     def reset(self, key: Key) -> tuple[MountainCarState, Array]:
-        """At rest near the bottom, the position uniform in [-0.6, -0.4]."""
+        """The car rests near the bottom, at a position drawn uniformly from [-0.6, -0.4]."""
         return _at_rest(key)
 
     def step(
         self, key: Key, state: MountainCarState, action: Array
     ) -> tuple[MountainCarState, TimeStep]:
-        """One step of the car. ``key`` is not used."""
+        """Move the car by one step. ``key`` is not used."""
         push = (action - 1).astype(state.position.dtype) * self.force
         new, at_goal = _drive(self, state, push, self.gravity)
         return new, TimeStep(
@@ -64,13 +66,13 @@ class MountainCar:
         )
 
     def render(self, state: MountainCarState) -> np.ndarray:
-        """A frame, ``[400, 600, 3]`` uint8, laid out as Gymnasium's."""
+        """A frame, ``[400, 600, 3]`` uint8, with the layout of Gymnasium's."""
         return _draw(self, state)
 
 
 @dataclass(frozen=True)
 class MountainCarContinuous:
-    """Action ``[1]``: the push. Observation ``[2]``. Reward 100 at the goal, minus effort."""
+    """Action ``[1]``: the push. Observation ``[2]``. Reward: 100 at the goal, minus effort."""
 
     min_position: float = -1.2
     max_position: float = 0.6
@@ -92,15 +94,15 @@ class MountainCarContinuous:
         )
 
     def reset(self, key: Key) -> tuple[MountainCarState, Array]:
-        """At rest near the bottom, the position uniform in [-0.6, -0.4]."""
+        """The car rests near the bottom, at a position drawn uniformly from [-0.6, -0.4]."""
         return _at_rest(key)
 
     def step(
         self, key: Key, state: MountainCarState, action: Array
     ) -> tuple[MountainCarState, TimeStep]:
-        """One step of the car. ``key`` is not used.
+        """Move the car by one step. ``key`` is not used.
 
-        As in Gymnasium the effort is that of the action as given, before it is clipped.
+        As in Gymnasium, the effort is computed from the action before it is clipped.
         """
         push = action[0].astype(state.position.dtype)
         clipped = jnp.clip(push, self.min_action, self.max_action)
@@ -113,7 +115,7 @@ class MountainCarContinuous:
         )
 
     def render(self, state: MountainCarState) -> np.ndarray:
-        """A frame, ``[400, 600, 3]`` uint8, laid out as Gymnasium's."""
+        """A frame, ``[400, 600, 3]`` uint8, with the layout of Gymnasium's."""
         return _draw(self, state)
 
 

@@ -1,6 +1,6 @@
 """Pendulum-v1: swing a rod up with a weak motor and hold it there.
 
-Judge: gymnasium/envs/classic_control/pendulum.py.
+Reference implementation, used by the tests: gymnasium/envs/classic_control/pendulum.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jaxrl_scale.types import Array, Box, EnvSpec, Key, TimeStep
 
 
 class PendulumState(NamedTuple):
-    """All scalars. The angle is 0 when the rod stands upright."""
+    """Scalars. The angle is 0 when the rod stands upright."""
 
     theta: Array  # rad
     theta_dot: Array  # rad/s
@@ -27,13 +27,13 @@ class PendulumState(NamedTuple):
 class Pendulum:
     """Action ``[1]``: the torque. Observation ``[3]``: cos θ, sin θ, angular velocity.
 
-    Reward: minus (angle² + 0.1 velocity² + 0.001 torque²), of the state that is left.
+    Reward: -(angle² + 0.1 velocity² + 0.001 torque²), computed from the state before the step.
     """
 
     g: float = 10.0  # m/s²
     m: float = 1.0  # kg
     l: float = 1.0  # m  # noqa: E741, Gymnasium's name
-    dt: float = 0.05  # s a step
+    dt: float = 0.05  # s per step
     max_speed: float = 8.0  # rad/s
     max_torque: float = 2.0  # N m
 
@@ -48,16 +48,16 @@ class Pendulum:
         )
 
     def reset(self, key: Key) -> tuple[PendulumState, Array]:
-        """The angle uniform in ±π, the angular velocity in ±1."""
+        """The angle is drawn uniformly from ±π, the angular velocity from ±1."""
         angle, speed = jax.random.uniform(key, (2,), minval=-1.0, maxval=1.0)
         state = PendulumState(math.pi * angle, speed)
         return state, _observe(state)
 
     def step(self, key: Key, state: PendulumState, action: Array) -> tuple[PendulumState, TimeStep]:
-        """One step of semi-implicit Euler. ``key`` is not used.
+        """Make one step of the semi-implicit Euler method. ``key`` is not used.
 
-        Gymnasium lets the angle grow with every turn; here it starts each step in ±π, the
-        same angle, so that float32 loses nothing in a long spin.
+        In Gymnasium the angle grows with every turn. Here each step begins with the same angle in
+        the interval ±π, so that float32 loses no precision in a long spin.
         """
         theta = state.theta - 2 * math.pi * jnp.round(state.theta / (2 * math.pi))
         torque = jnp.clip(action[0].astype(theta.dtype), -self.max_torque, self.max_torque)
@@ -73,7 +73,7 @@ class Pendulum:
         return new, TimeStep(obs=_observe(new), reward=-cost, terminated=never, truncated=never)
 
     def render(self, state: PendulumState) -> np.ndarray:
-        """A frame, ``[500, 500, 3]`` uint8, laid out as Gymnasium's."""
+        """A frame, ``[500, 500, 3]`` uint8, with the layout of Gymnasium's."""
         from jaxrl_scale.envs.draw import Canvas, rectangle, turned
 
         size, red = 500, (204, 77, 77)

@@ -1,15 +1,14 @@
 """Planar rigid bodies: vectors, polygons, contacts, and bodies pinned at one point.
 
-The equations are those of Box2D 2.3 (Catto, "Iterative Dynamics with Temporal Coherence",
-GDC 2005, and "Fast and Simple Physics using Sequential Impulses", GDC 2006), written anew
-for arrays. One thing is done better: a joint is not a constraint that the iterations have
-to find again and again, it is solved exactly. See `Pinned`.
+The equations are those of Box2D 2.3 (Catto, "Iterative Dynamics with Temporal Coherence", GDC
+2005, and "Fast and Simple Physics using Sequential Impulses", GDC 2006), written anew for arrays.
+One thing is done better: a joint is solved exactly, instead of by iterations (`Pinned`).
 
-**Arrays.** Everything is written element by element: a number may be an array of any shape
-whose *last* axes are the batch; bodies, points and the like have leading axes. So every
-operation runs over contiguous rows of environments, which is what XLA's code for CPUs needs
-to be fast; `batch_last` is how ``vmap`` gets there. Sums over a few components are written
-out, since a reduction over a short leading axis is fifty times slower there.
+**Arrays.** Everything is written element by element: a number may be an array of any shape whose
+*last* axes are the batch; bodies, points and the like have leading axes. Every operation then runs
+over contiguous rows of environments, as XLA's code for CPUs needs to be fast; `batch_last` makes
+``vmap`` do so. Sums over a few components are written out, because a reduction over a short leading
+axis is fifty times slower on CPUs.
 
 Units: m, kg, s, rad.
 """
@@ -29,7 +28,7 @@ import numpy as np
 
 from jaxrl_scale.types import Array, PyTree
 
-SKIN = 0.02  # m: two shapes touch at this distance (b2_polygonRadius of either)
+SKIN = 0.02  # m: two shapes touch at this distance (twice b2_polygonRadius)
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["x", "y"], meta_fields=[])
@@ -62,17 +61,17 @@ def dot(a: Vec, b: Vec) -> Any:
 
 
 def cross(a: Vec, b: Vec) -> Any:
-    """The component of ``a × b`` that sticks out of the plane."""
+    """The component of ``a × b`` that is perpendicular to the plane."""
     return a.x * b.y - a.y * b.x
 
 
 def perp(a: Vec) -> Vec:
-    """``a`` turned left by a quarter: the velocity of a point at ``a``, for 1 rad/s."""
+    """``a``, turned left by 90 degrees: the velocity of a point at ``a`` at 1 rad/s."""
     return Vec(-a.y, a.x)
 
 
 def turn(rotation: Vec, a: Vec) -> Vec:
-    """``a`` turned by the angle whose cosine and sine are ``rotation``."""
+    """``a``, turned by the angle whose cosine and sine are ``rotation``."""
     return Vec(rotation.x * a.x - rotation.y * a.y, rotation.y * a.x + rotation.x * a.y)
 
 
@@ -82,22 +81,22 @@ def turn_back(rotation: Vec, a: Vec) -> Vec:
 
 
 def rotation(angle: Array) -> Vec:
-    """Cosine and sine."""
+    """Cosine and sine of an angle."""
     return Vec(jnp.cos(angle), jnp.sin(angle))
 
 
 def where(mask: Any, a: Any, b: Any) -> Any:
-    """`jnp.where` for vectors, too."""
+    """`jnp.where` that also takes vectors."""
     return jax.tree.map(functools.partial(jnp.where, mask), a, b)
 
 
 def stack(items: Sequence[PyTree], axis: int = 0) -> PyTree:
-    """`jnp.stack` for vectors and other trees, too."""
+    """`jnp.stack` that also takes vectors and other trees."""
     return jax.tree.map(lambda *leaves: jnp.stack(leaves, axis), *items)
 
 
 def pick(options: Sequence[Any], index: Array) -> Any:
-    """``options[index]`` element by element, for a handful of options."""
+    """``options[index]`` element by element, for a few options."""
     chosen = options[0]
     for number, option in enumerate(options[1:], start=1):
         chosen = where(index == number, option, chosen)
@@ -110,19 +109,20 @@ def least(values: Array) -> Array:
 
 
 def once(tree: PyTree) -> PyTree:
-    """The same numbers, computed once.
+    """The same numbers, which XLA is made to compute only once.
 
-    XLA fuses what is used in several places into each of them and computes it again there,
-    unless that is expensive. A division is; this one is by a 1 that XLA does not see.
+    XLA fuses a value that is used in several places into each of them, and computes it there again
+    unless that is expensive. A division counts as expensive; this one is by a 1 that is hidden from
+    XLA.
     """
     return jax.tree.map(lambda x: x / (1 + 0 * x), tree)
 
 
 def batch_last(f: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """``f``, whose arrays carry their batch as the last axis, for use under ``vmap``.
+    """Make ``f``, whose arrays have the batch as their last axis, usable under ``vmap``.
 
-    ``vmap`` would put the batch first, and innermost loops would run over two or four
-    components. The rule for ``vmap`` here is: move the batch last, call ``f`` on all of it.
+    ``vmap`` by itself would put the batch first, and the innermost loops would run over two or four
+    components. With this rule it moves the batch to the last axis and calls ``f`` once.
     """
     wrapped = jax.custom_batching.custom_vmap(f)
 
@@ -145,14 +145,14 @@ def batch_last(f: Callable[..., PyTree]) -> Callable[..., PyTree]:
 
 @dataclass(frozen=True)
 class Polygon:
-    """A convex polygon of uniform density, its corners against the clock."""
+    """A convex polygon of uniform density, with its corners in counterclockwise order."""
 
     corners: tuple[tuple[float, float], ...]  # m, in the frame of the body
     density: float  # kg/m²
 
     @property
     def normals(self) -> tuple[tuple[float, float], ...]:
-        """Outward, of the sides that start at each corner."""
+        """The outward normals of the sides that begin at each corner."""
         units = []
         for (x0, y0), (x1, y1) in itertools.pairwise((*self.corners, self.corners[0])):
             length = math.hypot(x1 - x0, y1 - y0)
@@ -164,7 +164,7 @@ class Polygon:
         """Mass (kg), centre of mass (m) and inertia about it (kg m²), by Green's theorem."""
         area = first_x = first_y = second = 0.0
         for (x0, y0), (x1, y1) in itertools.pairwise((*self.corners, self.corners[0])):
-            twice = x0 * y1 - x1 * y0  # the area of a triangle with the origin, doubled
+            twice = x0 * y1 - x1 * y0  # twice the area of a triangle with the origin
             area += twice / 2
             first_x += twice * (x0 + x1) / 6
             first_y += twice * (y0 + y1) / 6
@@ -185,29 +185,29 @@ def constants(points: Sequence[tuple[float, float]], like: Array) -> Vec:
 
 
 class Separation(NamedTuple):
-    """How far a polygon is from an edge, along each axis that may separate them."""
+    """How far a polygon is from an edge, along each axis that may separate the two."""
 
     up: Vec  # unit normal of the edge, on the side of the polygon's centre
     flipped: Array  # bool: `up` is to the left of the way from v1 to v2
     of_edge: Array  # m, along `up`
     of_sides: Array  # [n, ...] m, along the normals of the polygon's sides
-    of_side: Array  # m, the greatest of these
+    of_side: Array  # m, the largest of these
 
     @property
     def gap(self) -> Array:
-        """Between the shapes without their skins, negative where they overlap."""
+        """The distance of the shapes without their skins, negative if they overlap."""
         return jnp.maximum(self.of_edge, self.of_side)
 
 
 class Manifold(NamedTuple):
-    """Where a polygon touches an edge of the ground: two points, if any.
+    """Where a polygon touches an edge of the ground: at most two points.
 
-    ``on_ground``: the reference face is the edge of the ground, and the points are on the
-    polygon; else it is a side of the polygon, and the points are on the edge.
+    If ``on_ground``, the reference face is the edge of the ground and the points are on the
+    polygon. Otherwise it is a side of the polygon, and the points are on the edge.
     """
 
     valid: Array  # [2, ...] bool: the point touches
-    key: Array  # [2, ...] int32: which corner meets which side; equal from step to step
+    key: Array  # [2, ...] int32: which corner meets which side; the same from step to step
     point: Vec  # [2, ...] world
     separation: Array  # [2, ...] m, between the shapes without their skins
     normal: Vec  # world, from the ground into the polygon
@@ -227,7 +227,7 @@ def outline(shape: Polygon, center_of_mass: Vec, turned: Vec) -> tuple[Vec, Vec]
 def separate(corners: Vec, normals: Vec, center: Vec, v1: Vec, v2: Vec) -> Separation:
     """Separating axes of a convex polygon and an isolated edge (b2CollideEdge.cpp).
 
-    The edge has two sides: the one where the polygon's ``center`` is counts.
+    The edge has two sides. The one on which the polygon's ``center`` lies counts.
     """
     along = v2 - v1
     along = along * (1 / jnp.sqrt(dot(along, along)))
@@ -245,7 +245,9 @@ def collide(corners: Vec, normals: Vec, center: Vec, v1: Vec, v2: Vec) -> Manifo
     """
     count = corners.x.shape[0]
     gap = separate(corners, normals, center, v1, v2)
-    on_ground = ~(gap.of_side > 0.98 * gap.of_edge + 0.001)  # prefers the ground, for rest
+    on_ground = ~(
+        gap.of_side > 0.98 * gap.of_edge + 0.001
+    )  # prefers the ground, so that a body at rest stays at rest
 
     # The ground as reference clips the side most opposed to it; a side of the polygon, the
     # least deep, clips the edge.
@@ -297,7 +299,7 @@ def collide(corners: Vec, normals: Vec, center: Vec, v1: Vec, v2: Vec) -> Manifo
 
 
 def argmax(values: Array) -> Array:
-    """Over a short leading axis, the first of equals."""
+    """The index of the maximum over a short leading axis; the first one of equal values."""
     best, index = values[0], jnp.zeros_like(values[0], jnp.int32)
     for number in range(1, values.shape[0]):
         wins = values[number] > best
@@ -310,7 +312,7 @@ def argmax(values: Array) -> Array:
 
 
 class Motion(NamedTuple):
-    """Of bodies, ``[bodies, ...]``."""
+    """The motion of bodies, ``[bodies, ...]``."""
 
     center: Vec  # m, of mass
     angle: Array  # rad
@@ -321,11 +323,11 @@ class Motion(NamedTuple):
 class Pinned(NamedTuple):
     """Bodies that turn about one common point, as a system of few coordinates.
 
-    Revolute joints whose anchors coincide leave the velocity of the pin and one spin a
-    body. With ``d`` from the pin to a body's centre of mass, ``v = v_pin + ω perp(d)``. The
-    mass matrix is an arrow, so that its inverse takes only that of a 2 × 2 matrix
-    (Featherstone, "Rigid Body Dynamics Algorithms", 2008, sections 3.5 and 6; Schur
-    complement). The impulses in the joints drop out.
+    Revolute joints with one common anchor leave the velocity of this pin and one spin per body.
+    With ``d`` from the pin to a body's centre of mass, ``v = v_pin + ω perp(d)``. The mass matrix
+    has the form of an arrow, so that only a 2 × 2 matrix has to be inverted (Featherstone, "Rigid
+    Body Dynamics Algorithms", 2008, sections 3.5 and 6; Schur complement). The impulses in the
+    joints cancel.
     """
 
     offset: Vec  # [bodies, ...] d, m
@@ -350,7 +352,7 @@ def pin(masses: Sequence[float], inertias: Sequence[float], offset: Vec) -> Pinn
 
 def respond(system: Pinned, force: Vec, torques: Sequence[Any]) -> Array:
     """Generalised velocities ``[v_pin.x, v_pin.y, ω …]`` after impulses at the pin (N s) and
-    about it (N m s, one a body)."""
+    about it (N m s, one per body)."""
     for body, torque in enumerate(torques):
         force = force - system.ratio[body] * torque
     xx, xy, yy = (system.compliance[i] for i in range(3))

@@ -19,8 +19,8 @@ import jax
 import jax.numpy as jnp
 from flax.linen.initializers import orthogonal, zeros_init
 
-from jaxrl_scale.config import Config
 from jaxrl_scale.errors import RunError, nearest
+from jaxrl_scale.options import Sizes
 from jaxrl_scale.types import Array, Box, Discrete, EnvSpec, Key, PyTree
 from jaxrl_scale.user_code import load_by_name
 
@@ -75,7 +75,7 @@ class RecurrentNetwork(NamedTuple):
     policy: Policy
 
 
-def make(config: Config, spec: EnvSpec) -> Network:
+def make(config: Sizes, spec: EnvSpec) -> Network:
     """The config's network for an environment; `RunError` where the two do not fit."""
     policy = gaussian(spec.action) if isinstance(spec.action, Box) else categorical(spec.action)
     module = _policy_and_value(config, spec, policy)
@@ -83,8 +83,21 @@ def make(config: Config, spec: EnvSpec) -> Network:
     return Network(*_functions(module, spec), policy)
 
 
+def make_policy(config: Sizes, spec: EnvSpec, recurrent: bool) -> RecurrentNetwork:
+    """The config's network; one without a memory is called like one that has ``()`` for it."""
+    if recurrent:
+        return make_recurrent(config, spec)
+    network = make(config, spec)
+    return RecurrentNetwork(
+        init=network.init,
+        init_carry=lambda num_envs: (),
+        apply=lambda params, carry, obs, is_first: (carry, network.apply(params, obs)),
+        policy=network.policy,
+    )
+
+
 def make_q(
-    config: Config, spec: EnvSpec, dueling: bool = False, layer_norm: bool = False
+    config: Sizes, spec: EnvSpec, dueling: bool = False, layer_norm: bool = False
 ) -> QNetwork:
     """The config's network as values of actions; `RunError` where actions are not discrete.
 
@@ -116,7 +129,7 @@ def make_q(
     return QNetwork(init, apply, num_actions)
 
 
-def make_recurrent(config: Config, spec: EnvSpec) -> RecurrentNetwork:
+def make_recurrent(config: Sizes, spec: EnvSpec) -> RecurrentNetwork:
     """The config's torso with a memory as large as its last layer (a GRU in its place)."""
     if ":" in config.network:
         raise RunError(
@@ -148,7 +161,7 @@ def _functions(module: nn.Module, spec: EnvSpec) -> tuple[Callable[..., Any], Ca
     )
 
 
-def _check(config: Config, spec: EnvSpec, module: nn.Module, size: int) -> None:
+def _check(config: Sizes, spec: EnvSpec, module: nn.Module, size: int) -> None:
     """Raise a `RunError` where the outputs do not have the shapes that they should."""
     if ":" not in config.network:
         return
@@ -183,7 +196,7 @@ class Features(NamedTuple):
     layer_norm: bool = False
 
 
-def _torso(config: Config, spec: EnvSpec, layer_norm: bool = False) -> Features:
+def _torso(config: Sizes, spec: EnvSpec, layer_norm: bool = False) -> Features:
     name = config.network
     is_image = len(spec.observation_shape) == 3
     built_in = ("auto", "mlp", "cnn")
@@ -205,7 +218,7 @@ def _torso(config: Config, spec: EnvSpec, layer_norm: bool = False) -> Features:
     )
 
 
-def _policy_and_value(config: Config, spec: EnvSpec, policy: Policy) -> nn.Module:
+def _policy_and_value(config: Sizes, spec: EnvSpec, policy: Policy) -> nn.Module:
     if ":" not in config.network:
         return ActorCritic(
             policy_size=policy.size,

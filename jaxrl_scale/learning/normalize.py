@@ -13,7 +13,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_scale.types import Array, Pool
+from jaxrl_scale.learning import returns
+from jaxrl_scale.types import Array, Pool, Rollout
 
 
 class Statistics(NamedTuple):
@@ -29,10 +30,11 @@ class Statistics(NamedTuple):
 _WORD = 2**30
 
 
-def init_statistics(shape: tuple[int, ...] = ()) -> Statistics:
-    """Nothing seen yet: mean 0 and variance 1, so that `normalize` changes nothing."""
+def init(on: bool, shape: tuple[int, ...] = ()) -> Statistics | None:
+    """Statistics of which nothing has been seen yet, with mean 0 and variance 1, so that `apply`
+    changes nothing; None where they are switched off."""
     zero = jnp.zeros((), jnp.int32)
-    return Statistics(zero, zero, jnp.zeros(shape), jnp.ones(shape))
+    return Statistics(zero, zero, jnp.zeros(shape), jnp.ones(shape)) if on else None
 
 
 def pooled_moments(
@@ -98,7 +100,72 @@ def _merge(old: Statistics, count: Array, mean: Array, variance: Array) -> Stati
     )
 
 
-def normalize(statistics: Statistics, x: Array, clip: float = 10.0) -> Array:
-    """``x [..., *shape]`` to mean 0 and deviation 1, clipped to ``±clip``."""
+def update(pool: Pool, statistics: Statistics | None, x: Array, mask: Array) -> Statistics | None:
+    """The statistics with the unmasked samples of all shards; None stays None.
+
+    Args:
+      x: ``[S, *samples, *shape]``.
+      mask: ``[S, *samples]`` bool.
+    """
+    if statistics is None:
+        return None
+    return merge(statistics, *pooled_moments(pool, x, mask))
+
+
+def apply(statistics: Statistics | None, x: Array, clip: float = 10.0) -> Array:
+    """``x [..., *shape]`` to mean 0 and deviation 1, clipped to ``±clip``; without statistics
+    ``x`` itself."""
+    if statistics is None:
+        return x
     scale = 1.0 / jnp.sqrt(statistics.variance + 1e-8)
     return jnp.clip((x - statistics.mean) * scale, -clip, clip)
+
+
+def scale_rewards(
+    pool: Pool,
+    statistics: Statistics | None,
+    running: Array,
+    rollout: Rollout,
+    gamma: Array | float,
+) -> tuple[Array, Array, Statistics | None]:
+    """Rewards divided by the deviation of the running discounted return; without statistics the
+    rewards themselves.
+
+    Args:
+      statistics: of the discounted returns of all steps so far.
+      running: the discounted returns so far of the episodes at hand, ``[S, B]``.
+      rollout: ``[S, T, B]``.
+
+    Returns:
+      Rewards ``[S, T, B]``, and ``running`` and ``statistics`` to carry on.
+    """
+    if statistics is None:
+        return rollout.reward, running, None
+    totals, running = pool.map(
+        lambda start, reward, ended: returns.running_discounted_return(start, reward, ended, gamma),
+        running,
+        rollout.reward,
+        rollout.terminated | rollout.truncated,
+    )
+    # Nothing acts on scaled rewards, so this rollout's own moments may count already.
+    statistics = merge(statistics, *pooled_moments(pool, totals, rollout.valid))
+    scale = 1 / jnp.sqrt(statistics.variance + 1e-8)
+    return pool.map(lambda reward: reward * scale, rollout.reward), running, statistics
+
+
+def minibatch_moments(pool: Pool, x: Array, valid: Array, orders: Array) -> tuple[Array, Array]:
+    """Mean, and one over the deviation, of the valid ``x`` of each minibatch, over all shards.
+
+    What does not change within an iteration is known before its first gradient step, so the
+    moments of all minibatches travel together.
+
+    Args:
+      x, valid: ``[S, L, n]``.
+      orders: the indices, of ``n``, that make up each minibatch, ``[S, steps, m]``.
+
+    Returns:
+      Both ``[steps]``.
+    """
+    x, valid = pool.map(lambda x, valid, order: (x[:, order], valid[:, order]), x, valid, orders)
+    _, mean, variance = pooled_moments(pool, x, valid, axes=(0, 2))  # of [L, steps, m]
+    return mean, 1 / (jnp.sqrt(variance) + 1e-8)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_scale.types import Array, Key, Pool
+from jaxrl_scale.types import Array, Key, Pool, PyTree
 
 _ROUNDS = 12
 
@@ -33,8 +33,8 @@ def permutation(key: Key, n: int, count: int) -> Array:
 
 
 def minibatches(pool: Pool, key: Key, n: int, epochs: int, count: int) -> Array:
-    """Indices that cut the ``n`` samples of each shard into ``count`` random minibatches an
-    epoch, ``[S, epochs, count, n // count]`` int32.
+    """Indices that cut the ``n`` samples of each shard into ``count`` random minibatches in each
+    of the epochs, one after the other: ``[S, epochs * count, n // count]`` int32.
 
     Samples are permuted within their shard, so that the same ones meet in a minibatch whatever
     the number of devices.
@@ -42,7 +42,18 @@ def minibatches(pool: Pool, key: Key, n: int, epochs: int, count: int) -> Array:
     orders = pool.map(
         lambda index: permutation(jax.random.fold_in(key, index), n, epochs), pool.shard_index()
     )
-    return orders.reshape(-1, epochs, count, n // count)
+    return orders.reshape(-1, epochs * count, n // count)
+
+
+def take(samples: PyTree, orders: Array, step: Array, axis: int = 0) -> PyTree:
+    """A minibatch of every shard: of ``samples [S, ..., n, ...]`` those that ``orders [S, steps,
+    m]`` has for this step, ``[S, ..., m, ...]``. ``axis`` is where one shard's samples have their
+    ``n``."""
+    return jax.vmap(
+        lambda shard, order: jax.tree.map(
+            lambda x: x[(slice(None),) * axis + (order[step],)], shard
+        )
+    )(samples, orders)
 
 
 def _feistel(x: Array, round_keys: Array, bits: int) -> Array:

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_scale.config import Config
 from jaxrl_scale.errors import RunError
+from jaxrl_scale.options import Sizes
 from jaxrl_scale.types import Array, EnvSpec, Key, Rollout
 
 
@@ -141,7 +141,7 @@ def n_step(
     return total, discount
 
 
-def check(config: Config, replay_size: int, batch_size: int, n: int) -> None:
+def check(config: Sizes, replay_size: int, batch_size: int, n: int) -> None:
     """Raise a `RunError` where replay does not divide into iterations, or a batch into shards."""
     steps, shards = config.steps_per_iteration, config.num_shards
     if batch_size % shards:

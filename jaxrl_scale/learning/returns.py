@@ -5,8 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_scale.learning import normalize
-from jaxrl_scale.types import Array, Pool, Rollout
+from jaxrl_scale.types import Array
 
 
 def gae(
@@ -145,36 +144,3 @@ def vtrace(
     )
     excess_tp1 = jnp.concatenate([excess[1:], jnp.zeros_like(excess[:1])])
     return value[:-1] + excess, rho * (delta + discount * vtrace_lambda * excess_tp1)
-
-
-# --- over all shards ------------------------------------------------------------------------
-
-
-def scale_rewards(
-    pool: Pool,
-    running: Array,
-    statistics: normalize.Statistics,
-    rollout: Rollout,
-    gamma: Array,
-) -> tuple[Array, Array, normalize.Statistics]:
-    """Rewards divided by the deviation of the running discounted return.
-
-    Args:
-      running: the discounted returns so far of the episodes at hand, ``[S, B]``.
-      statistics: of the discounted returns of all steps so far.
-      rollout: ``[S, T, B]``.
-
-    Returns:
-      Rewards ``[S, T, B]``, and ``running`` and ``statistics`` to carry on.
-    """
-    totals, running = pool.map(
-        lambda start, reward, ended: running_discounted_return(start, reward, ended, gamma),
-        running,
-        rollout.reward,
-        rollout.terminated | rollout.truncated,
-    )
-    # Nothing acts on scaled rewards, so this rollout's own moments may count already.
-    seen = normalize.pooled_moments(pool, totals, rollout.valid)
-    statistics = normalize.merge(statistics, *seen)
-    scale = 1 / jnp.sqrt(statistics.variance + 1e-8)
-    return pool.map(lambda reward: reward * scale, rollout.reward), running, statistics

@@ -38,7 +38,7 @@ class Agent:
     failed: Collection[int] = ()  # members whose loss was no longer finite
 
     def __post_init__(self) -> None:
-        self._play = jax.jit(self.algo.play, static_argnums=5)
+        self._act = jax.jit(self.algo.act, static_argnums=6)
         self.reset()
 
     def reset(self, seed: int = 0) -> None:
@@ -73,7 +73,9 @@ class Agent:
             self._carry = self.algo.init_carry(len(batch))
         first = np.zeros(len(batch), bool) if is_first is None else np.asarray(is_first)
         self._key, key = jax.random.split(self._key)
-        action, self._carry = self._play(self.member_actor, self._carry, batch, first, key, greedy)
+        action, self._carry, _ = self._act(
+            self.member_actor, None, self._carry, batch, first, key, greedy
+        )
         out = np.asarray(action)
         if isinstance(spec.action, Box):
             out = np.clip(out, spec.action.low, spec.action.high)
@@ -180,5 +182,5 @@ def load(run_dir: str | Path, member: int = 0, checkpoint: str = "latest") -> Ag
         raise RunError(f"{run_dir} has no checkpoint yet")
     iteration, state, meta = found
     failed = [int(k) for k in meta["progress"]["failed"]]
-    actor = runner.algo.actor(state.shared.algo)
+    actor = runner.algo.actor(state.shared.algo, state.shared.iteration)
     return Agent(config, env, runner.algo, actor, iteration, member, failed)

@@ -32,7 +32,8 @@ class Evaluator:
         limit = env.spec.max_episode_steps or NO_LIMIT
 
         def play(actor: PyTree, carry: PyTree, obs: Array, is_first: Array, key: Key) -> Any:
-            return algo.play(actor, carry, obs, is_first, key, greedy)
+            action, carry, _ = algo.act(actor, None, carry, obs, is_first, key, greedy)
+            return action, carry
 
         def play_member(actor: PyTree, seed: Array) -> Array:
             returns, _ = rollout.play_episodes(

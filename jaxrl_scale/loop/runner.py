@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from rich.filesize import decimal
 
 from jaxrl_scale import algos
@@ -46,6 +48,38 @@ class State(NamedTuple):
     local: Local
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Packed:
+    """Metrics with all of a dtype in one array: fetching is paid by the array."""
+
+    floats: Array  # [P', n] float32
+    ints: Array  # [P', n] int32
+    float_names: tuple[str, ...] = dataclasses.field(metadata={"static": True})
+    int_names: tuple[str, ...] = dataclasses.field(metadata={"static": True})
+
+
+def pack(metrics: Metrics) -> Packed:
+    """Metrics of the agents of a device, ``[P']`` each. Raises a TypeError for one that is no
+    scalar of dtype float32 or int32."""
+    names: dict[Any, list[str]] = {jnp.dtype(jnp.float32): [], jnp.dtype(jnp.int32): []}
+    for name, x in sorted(metrics.items()):
+        if x.ndim != 1 or x.dtype not in names:
+            raise TypeError(
+                f"metric {name!r} of the algorithm has shape {x.shape[1:]} and dtype {x.dtype}; "
+                "it should be a scalar of dtype float32 or int32"
+            )
+        names[x.dtype].append(name)
+    floats, ints = (jnp.stack([metrics[n] for n in names[d]], -1) for d in names)
+    return Packed(floats, ints, *(tuple(group) for group in names.values()))
+
+
+def unpack(packed: Packed) -> dict[str, np.ndarray]:
+    """What `pack` was given."""
+    columns = zip(packed.float_names, packed.floats.T, strict=True)
+    return dict(columns) | dict(zip(packed.int_names, packed.ints.T, strict=True))
+
+
 class Runner:
     """The compiled program of one config on one placement.
 
@@ -60,7 +94,7 @@ class Runner:
 
     # --- one device's part of one member ----------------------------------------------------
 
-    def _init_member(self, seed: Array) -> State:
+    def _init_member(self, seed: Array, numbers: PyTree) -> State:
         key_shared, key_envs, key_local = jax.random.split(member_key(seed, INIT), 3)
 
         def init_shard(index: Array) -> Local:
@@ -71,14 +105,14 @@ class Runner:
                 algo=self.algo.init_local(jax.random.fold_in(key_local, index), index),
             )
 
-        shared = Shared(seed, jnp.zeros((), jnp.int32), self.algo.init_shared(key_shared))
+        shared = Shared(seed, jnp.zeros((), jnp.int32), self.algo.init_shared(key_shared, numbers))
         return State(shared, self.pool.map(init_shard, self.pool.shard_index()))
 
     def _step_member(self, state: State) -> tuple[State, Metrics]:
         shared, local = state
         key_collect = member_key(shared.seed, COLLECT, shared.iteration)
         key_update = member_key(shared.seed, UPDATE, shared.iteration)
-        actor = self.algo.actor(shared.algo)
+        actor = self.algo.actor(shared.algo, shared.iteration)
 
         def collect_shard(index: Array, local: Local) -> tuple[Any, ...]:
             return rollout.collect(
@@ -96,8 +130,9 @@ class Runner:
             collect_shard, self.pool.shard_index(), local
         )
         algo_shared, algo_local, metrics = self.algo.update(
-            shared.algo, local.algo, rolled, key_update
+            shared.algo, local.algo, rolled, key_update, shared.iteration
         )
+        metrics = metrics | {"param_norm": optax.tree.norm(algo_shared.params)}
         next_state = State(
             Shared(shared.seed, shared.iteration + 1, algo_shared),
             Local(following, carry, algo_local),
@@ -108,30 +143,20 @@ class Runner:
 
     def compile(self) -> None:
         """Compile `init` and `step`, side by side."""
-        compile, seeds = self.placement.compile, self._seeds()
+        compile, agents = self.placement.compile, self._agents()
         with ThreadPoolExecutor(1) as pool:
-            compiled_init = pool.submit(compile, self._init, seeds, once=True)
+            compiled_init = pool.submit(compile, self._init, *agents, once=True)
             self._compiled_step = compile(
                 self._step, self._placed_shapes, self._flags(False), donate=(0,)
             )
             self._compiled_init = compiled_init.result()
 
-    def _init(self, seeds: Array) -> State:
-        return self.placement.map_members(self._init_member, seeds)
+    def _init(self, seeds: Array, numbers: PyTree) -> State:
+        return self.placement.map_members(self._init_member, seeds, numbers)
 
-    def _step(self, state: State, stop: Array) -> tuple[State, dict[str, Array], Array]:
+    def _step(self, state: State, stop: Array) -> tuple[State, Packed, Array]:
         state, metrics = self.placement.map_members(self._step_member, state)
-        return state, self.placement.publish(self._pack(metrics)), self.placement.any(stop)
-
-    def _pack(self, metrics: Metrics) -> dict[str, Array]:
-        """All metrics of a dtype in one array ``[P', n]``: fetching is paid by the array."""
-        names = sorted(metrics)
-        self._float_names = [n for n in names if metrics[n].dtype == jnp.float32]
-        self._int_names = [n for n in names if n not in self._float_names]
-        return {
-            "floats": jnp.stack([metrics[n] for n in self._float_names], -1),
-            "ints": jnp.stack([metrics[n].astype(jnp.int32) for n in self._int_names], -1),
-        }
+        return state, self.placement.publish(pack(metrics)), self.placement.any(stop)
 
     @property
     def seeds(self) -> np.ndarray:
@@ -144,15 +169,30 @@ class Runner:
         members, _ = self.placement.held
         return self.seeds[members.start : members.stop]
 
-    def _seeds(self) -> np.ndarray:
-        return self.placement.split_shared(self.own_seeds)
+    @property
+    def numbers(self) -> PyTree:
+        """The algorithm's options with an array ``[P]`` for each number: the config's for all
+        agents, from which `init` may be given others."""
+        agents = self.config.num_seeds
+        return jax.tree.map(lambda x: np.full(agents, x, np.float32), self.config.algo)
+
+    def _agents(self, numbers: PyTree = None) -> tuple[np.ndarray, PyTree]:
+        """Seeds and options' numbers of the agents that this process holds, placed."""
+        held, _ = self.placement.held
+        numbers = self.numbers if numbers is None else numbers
+        numbers = jax.tree.map(lambda x: np.asarray(x, np.float32)[held.start : held.stop], numbers)
+        return self.placement.split_shared((self.own_seeds, numbers))
 
     def _flags(self, flag: bool) -> np.ndarray:
         return np.full(len(self.placement.at_hand), flag)
 
-    def init(self) -> State:
-        """The state before the first iteration, placed."""
-        return self._compiled_init(self._seeds())
+    def init(self, numbers: PyTree = None) -> State:
+        """The state before the first iteration, placed.
+
+        Args:
+          numbers: the agents' options as `numbers` has them, ``[P]`` each; default: these.
+        """
+        return self._compiled_init(*self._agents(numbers))
 
     def step(self, state: State, stop: bool = False) -> tuple[State, dict[str, np.ndarray], bool]:
         """One iteration: collect, then update. ``state`` is donated, never read it again.
@@ -162,14 +202,11 @@ class Runner:
           process gave ``stop``, which is how all of them come to stop at one iteration.
         """
         state, packed, stops = self._compiled_step(state, self._flags(stop))
-        packed = self.placement.read(packed)
-        columns = dict(zip(self._float_names, packed["floats"].T, strict=True))
-        columns |= dict(zip(self._int_names, packed["ints"].T, strict=True))
-        return state, columns, bool(first_on_host(stops))
+        return state, unpack(self.placement.read(packed)), bool(first_on_host(stops))
 
     @cached_property
     def _placed_shapes(self) -> State:
-        return self.placement.shapes(self._init, self._seeds())
+        return self.placement.shapes(self._init, *self._agents())
 
     # --- to and from the host ---------------------------------------------------------------
 
@@ -209,7 +246,8 @@ class Runner:
 
     def fetch_actor(self, state: State) -> PyTree:
         """What acting needs, ``[P_own, …]`` on the host."""
-        return self.algo.actor(self.placement.join_shared(state.shared.algo))
+        shared = self.placement.join_shared(state.shared)
+        return self.algo.actor(shared.algo, shared.iteration)
 
     # --- what else the loop asks (`jaxrl_scale.loop.protocol`) ------------------------------
 

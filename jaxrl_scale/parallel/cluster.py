@@ -1,7 +1,8 @@
-"""Which process of a run this is, as its launcher tells."""
+"""Which process of a run this is, as flags, variables or the launcher tell."""
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ from jaxrl_scale.config import Launch
 from jaxrl_scale.errors import RunError
 
 FIRST_PORT = 61_440  # above the ports that Linux hands out by itself
+_HERE = "127.0.0.1"
 
 
 class Cluster(NamedTuple):
@@ -17,18 +19,23 @@ class Cluster(NamedTuple):
 
     num_processes: int = 1
     process_id: int = 0
-    host: str = "127.0.0.1"  # of process 0, where all meet
+    host: str = _HERE  # of process 0, where all meet
     port: int = FIRST_PORT
 
-
-# --- finding the others ---------------------------------------------------------------------
+    @property
+    def is_local(self) -> bool:
+        """Whether only processes of this machine can reach process 0 under its address."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
 
 
 def find(launch: Launch, environment: Mapping[str, str]) -> Cluster:
     """What the flags tell, else the variables ``JAX_COORDINATOR_ADDRESS``, ``JAX_NUM_PROCESSES``
     and ``JAX_PROCESS_ID``, else OpenMPI's or Slurm's; one process where none does.
 
-    Raises `RunError` where they tell half of it.
+    Raises `RunError` where they are incomplete or make no sense.
     """
     flags = {
         "--coordinator": launch.coordinator,
@@ -47,35 +54,28 @@ def find(launch: Launch, environment: Mapping[str, str]) -> Cluster:
     return Cluster()
 
 
-def _given(values: dict[str, Any]) -> Cluster:
+def _given(values: Mapping[str, Any]) -> Cluster:
     missing = [name for name, value in values.items() if value is None]
     if missing:
         there = [f"{name}={value}" for name, value in values.items() if value is not None]
         raise RunError(f"{' and '.join(there)} given without {' and '.join(missing)}")
-    address, *numbers = values.values()
-    try:
-        number, process_id = map(int, numbers)
-    except ValueError:
-        raise RunError(f"{' and '.join(list(values)[1:])} should be whole numbers") from None
-    if not 0 <= process_id < number:
-        names = list(values)
-        raise RunError(
-            f"{names[2]}={process_id} should be from 0 to {number - 1}, as {names[1]}={number}"
-        )
-    host, colon, port = str(address).rpartition(":")
+    address_name, *names = values
+    number, process_id = _place(values, *names)
+    address = str(values[address_name])
+    host, colon, port = address.rpartition(":")
     if not colon or "]" in port:  # no port; an IPv6 address stands in brackets
-        return Cluster(number, process_id, str(address).strip("[]"))
+        return Cluster(number, process_id, address.strip("[]"))
     if not port.isdecimal() or not 0 < int(port) < 2**16:
-        raise RunError(f"{next(iter(values))}={address} should be HOST or HOST:PORT")
+        raise RunError(f"{address_name}={address} should be HOST or HOST:PORT")
     return Cluster(number, process_id, host.strip("[]"), int(port))
 
 
 def _openmpi(environment: Mapping[str, str]) -> Cluster:
-    """Rank 0 is taken to be on mpirun's own host, whose address is all that OpenMPI tells."""
-    number = int(environment["OMPI_COMM_WORLD_SIZE"])
+    """Process 0 is taken to be on mpirun's own host, whose address is all that OpenMPI tells."""
+    number, rank = _place(environment, "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK")
     uri = environment.get("OMPI_MCA_orte_hnp_uri", "")
     found = re.match(r"(\d+)\.\d+;tcp6?://\[?([^],]+?)\]?[,:]", uri)
-    together = number == int(environment.get("OMPI_COMM_WORLD_LOCAL_SIZE", 1))
+    together = number == _number(environment, "OMPI_COMM_WORLD_LOCAL_SIZE", 1)
     if not found and not together:
         raise RunError(
             "OpenMPI does not tell where rank 0 is; add "
@@ -83,19 +83,47 @@ def _openmpi(environment: Mapping[str, str]) -> Cluster:
             "--process_id=$OMPI_COMM_WORLD_RANK"
         )
     job = int(found[1]) >> 16 if found else 0
-    host = "127.0.0.1" if together or not found else found[2]
-    return Cluster(number, int(environment["OMPI_COMM_WORLD_RANK"]), host, _port(job))
+    host = _HERE if together or not found else found[2]
+    return Cluster(number, rank, host, _port(job))
 
 
 def _slurm(environment: Mapping[str, str]) -> Cluster:
     """Process 0 is on the first node of the step."""
-    nodes = environment["SLURM_STEP_NODELIST"]  # n7 or n[07-12,20],m1
-    prefix, number = re.match(r"([^\[,]+)(?:\[([^],-]+))?", nodes).groups()  # type: ignore[union-attr]
-    tasks = environment.get("SLURM_STEP_NUM_TASKS") or environment.get("SLURM_NTASKS") or 1
+    told = [n for n in ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") if environment.get(n)]
+    number, rank = _place(environment, told[0], "SLURM_PROCID") if told else (1, 0)
+    host = _first_node(environment["SLURM_STEP_NODELIST"])
+    if _number(environment, "SLURM_STEP_NUM_NODES", 0) == 1:
+        host = _HERE
     # Two steps of one job may run side by side.
-    job = 61 * int(environment.get("SLURM_JOB_ID", 0)) + int(environment["SLURM_STEP_ID"])
-    rank = int(environment["SLURM_PROCID"])
-    return Cluster(int(tasks), rank, prefix + (number or ""), _port(job))
+    job = 61 * _number(environment, "SLURM_JOB_ID", 0) + _number(environment, "SLURM_STEP_ID")
+    return Cluster(number, rank, host, _port(job))
+
+
+def _first_node(nodes: str) -> str:
+    """``n07`` of ``n[07-12,20],m1``"""
+    first = re.match(r"[^][,]+(\[[^][]+\]|[^][,]+)*(?=,|$)", nodes)
+    if first is None:
+        raise RunError(f"SLURM_STEP_NODELIST={nodes} should be a list of nodes such as n[07-12],m1")
+    return re.sub(r"\[([^],-]+)[^]]*\]", r"\1", first[0])
+
+
+def _place(values: Mapping[str, Any], number_name: str, process_name: str) -> tuple[int, int]:
+    """How many processes there are, and which one this is."""
+    number, process_id = _number(values, number_name), _number(values, process_name)
+    if not 0 <= process_id < number:
+        raise RunError(
+            f"{process_name}={process_id} should be from 0 to {number - 1}, "
+            f"as {number_name}={number}"
+        )
+    return number, process_id
+
+
+def _number(values: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    value = values.get(name, default)
+    try:
+        return int(str(value))
+    except (TypeError, ValueError):
+        raise RunError(f"{name}={value} should be a whole number") from None
 
 
 def _port(job: int) -> int:

@@ -1,63 +1,75 @@
-"""The processes of a run: how many there are, which one this is, and what becomes of the others.
+"""The connection between the processes of a run.
 
-`find` tells where a process stands: from flags, the environment or the launcher. `join` meets
-the others at process 0. That connection stays open beside JAX's own, for what JAX has no words
-for: small data that all exchange (`Hosts.gather`), and a watch. Whoever dies, falls silent for
-longer than the heartbeat or meets an error is named on the standard error of every process, and
-every process ends with a status that tells a scheduler whether starting again makes sense. JAX
-by itself ends in an abort that names nobody, or waits for ever.
+`join` meets the other processes at process 0. Their connections stay open beside those of JAX,
+and carry what JAX cannot: small JSON messages (`Hosts.gather`), heartbeats, and the reason why a
+process failed. A process that dies, that is silent for longer than the heartbeat or that meets an
+error is named on the standard error of every process, and every process ends with a status that
+tells a scheduler whether it makes sense to start again. JAX by itself ends in an abort that names
+nobody, or waits for ever.
+
+Only processes that know the run's secret are let in (`jaxrl_scale.parallel.handshake`). As soon as
+all have come, nobody listens any more.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import sys
 import threading
 import time
 import traceback
+from asyncio import StreamReader, StreamWriter
 from collections import defaultdict, deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 
 from jaxrl_scale.config import Launch
 from jaxrl_scale.errors import INTERRUPTED, LOST, RunError, one_line
+from jaxrl_scale.parallel import handshake
 from jaxrl_scale.parallel.cluster import Cluster
+from jaxrl_scale.parallel.handshake import Hello, Stranger
 from jaxrl_scale.parallel.machine import machine_id, node_name
+from jaxrl_scale.parallel.secret import choose
 
 BUG = 1
 """Exit status after an error that nobody foresaw, shown with its traceback."""
-_LONGEST_MESSAGE = 2**26  # bytes
+_SPARE = 64  # connections that may be introducing themselves, beside one of each process
 _LAST = "done"
 
 
-# --- the link -------------------------------------------------------------------------------
+class Failure(NamedTuple):
+    """Why all processes end."""
+
+    process: int | None  # that failed; None where another process found it out
+    message: str
+    status: int
 
 
 class Hosts:
-    """The link of this process to the others of its run; of one process a link to nobody.
+    """The connection of this process to the others of its run. With one process every method
+    returns at once.
 
-    A thread of its own reads and writes it, so that it answers while XLA compiles or computes.
-    Lines of JSON: members talk to process 0 (the leader), which talks to all.
+    Processes 1, 2, … are connected to process 0, the leader, which is connected to all of them. A
+    thread of its own reads and writes, so that it answers while XLA compiles or computes.
     """
 
     def __init__(self, cluster: Cluster = Cluster(), heartbeat: float = 20.0):  # noqa: B008
         self.process_id, self.num_processes = cluster.process_id, cluster.num_processes
         self.cluster, self.heartbeat = cluster, heartbeat
-        self.names = [node_name()] * cluster.num_processes
+        self.names = [node_name()] * cluster.num_processes  # of each process's host
         self.machines = [machine_id()] * cluster.num_processes
         self._advice = ""
         self._before_end: Callable[[], None] = lambda: None
-        self._closing = False
-        self._over = False  # an end was met or heard of
+        self._closing = False  # all have come to `close`: nobody is missed any more
+        self._over = False  # a failure is known
         self._ending = threading.Lock()
-        self._writers: dict[int, asyncio.StreamWriter] = {}
-        self._heard: dict[int, float] = {}
+        self._writers: dict[int, StreamWriter] = {}
+        self._heard: dict[int, float] = {}  # when, by process
         # By thread and process, what was given and is not answered yet; only the leader's is used.
         self._given: dict[str, dict[int, deque[dict[str, Any]]]] = defaultdict(
             lambda: {k: deque() for k in range(self.num_processes)}
@@ -72,12 +84,12 @@ class Hosts:
 
     @property
     def several(self) -> bool:
-        """More than one process."""
+        """Whether the run has more than one process."""
         return self.num_processes > 1
 
     @property
     def together(self) -> bool:
-        """All on one machine."""
+        """Whether all processes are on one machine."""
         return len(set(self.machines)) == 1
 
     def name(self, process_id: int | None = None) -> str:
@@ -144,36 +156,44 @@ class Hosts:
 
     def fail(self, message: str, status: int) -> NoReturn:
         """Tell all processes why this one cannot go on, and end them all with ``status``."""
-        failure = {"process": self.process_id, "message": message, "status": status}
+        failure = Failure(self.process_id, message, status)
         if not self._closing:
-            told = asyncio.run_coroutine_threadsafe(self._announce(failure), self._loop)
+            told = asyncio.run_coroutine_threadsafe(self._end_all(failure), self._loop)
             with contextlib.suppress(TimeoutError):
-                if not told.result(2):
-                    self.await_verdict()
-        self._end(f"{self.name()}: {message}", status)
+                told.result(2)
+                self.await_verdict()  # another failure came first
+        self._end(failure)
 
     def await_verdict(self, seconds: float = 5.0) -> None:
-        """Called when a collective failed: the watch mostly knows within milliseconds who was
-        lost, and then ends this process."""
+        """Called when a collective failed: mostly a process was lost, which the other thread
+        notices within milliseconds. It then names that process and ends this one."""
         time.sleep(seconds)
 
     def close(self) -> None:
-        """End the link when every process has come to this: from then on nobody is missed."""
+        """Close the connection when every process has come to this; then none is missed."""
         self.barrier(_LAST)
         if self.several:
-            asyncio.run_coroutine_threadsafe(self._hang_up(), self._loop).result()
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
+            self._stop()
 
-    # --- in the thread of the link ----------------------------------------------------------
+    # --- in the thread of the connection: meeting -------------------------------------------
 
     def _start(self, meeting: Coroutine[Any, Any, None]) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="hosts", daemon=True)
         self._thread.start()
-        asyncio.run_coroutine_threadsafe(meeting, self._loop).result()
+        try:
+            asyncio.run_coroutine_threadsafe(meeting, self._loop).result()
+        except BaseException:
+            self._closing = True
+            self._stop()
+            raise
         self._loop.call_soon_threadsafe(self._keep, self._watch())
+
+    def _stop(self) -> None:
+        asyncio.run_coroutine_threadsafe(self._hang_up(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
     def _keep(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)  # the loop itself holds tasks only weakly
@@ -181,34 +201,58 @@ class Hosts:
         task.add_done_callback(self._tasks.discard)
 
     async def _meet_as_leader(self, timeout: float) -> None:
-        host, port = self.cluster.host, self.cluster.port
-        arrived = asyncio.Event()
+        secret, arrived = choose(os.environ), asyncio.Event()
+        waiting: dict[StreamWriter, None] = {}  # who has not introduced itself, longest first
+        strangers: list[str] = []
 
-        async def welcome(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def welcome(reader: StreamReader, writer: StreamWriter) -> None:
+            waiting[writer] = None
+            if len(waiting) > self.num_processes + _SPARE:
+                next(iter(waiting)).transport.abort()
             try:
-                hello = json.loads(await reader.readline())
-                k, number, name, on = (hello[x] for x in ("process", "of", "name", "machine"))
-            except (ValueError, KeyError, TypeError, OSError):
-                writer.close()  # nobody of ours
+                introduced = handshake.admit(reader, writer, secret)
+                hello = await asyncio.wait_for(introduced, handshake.INTRODUCTION_SECONDS)
+            except (Stranger, TimeoutError, OSError, EOFError) as error:
+                writer.close()
+                if isinstance(error, Stranger | TimeoutError) and not strangers:
+                    strangers.append(str(error))
+                    _warn_of_stranger(writer, str(error) or "it did not introduce itself in time")
                 return
-            if number != self.num_processes or not 0 < k < number:
-                reason = f"it is process {k} of {number}, this run has {self.num_processes}"
-            elif k in self._writers:
-                reason = f"another process on {self.names[k]} is process {k} already"
-            else:
-                self.names[k], self.machines[k] = name, on
-                self._writers[k], self._heard[k] = writer, time.monotonic()
-                if len(self._writers) == number - 1:
-                    arrived.set()
-                await self._read(k, reader)
-                return
-            writer.write(_line({"refused": f"{self.name()} refuses it: {reason}"}))
-            await writer.drain()
-            writer.close()
+            finally:
+                del waiting[writer]
+            if refusal := self._seat(hello, reader, writer):
+                handshake.write(writer, {"refused": f"{self.name()} refuses it: {refusal}"})
+                writer.close()
+            elif len(self._writers) == self.num_processes - 1:
+                arrived.set()
 
+        server = await self._listen(welcome)
         try:
-            self._server = await asyncio.start_server(
-                welcome, None, port, limit=_LONGEST_MESSAGE, reuse_address=True
+            await asyncio.wait_for(arrived.wait(), timeout)
+        except TimeoutError:
+            missing = [k for k in range(1, self.num_processes) if k not in self._writers]
+            message = (
+                f"{_enumerate('process', missing)} of {self.num_processes} did not come to "
+                f"{self.cluster.host}:{self.cluster.port} within {timeout:g} s (--start_timeout)"
+            )
+            self._over = True
+            await self._tell({"failed": Failure(0, message, LOST)})
+            raise RunError(message, LOST) from None
+        finally:
+            server.close()
+            for writer in waiting:
+                writer.transport.abort()
+        await self._tell({"welcome": [self.names, self.machines]})
+
+    async def _listen(self, welcome: Callable[..., Any]) -> asyncio.Server:
+        host, port = self.cluster.host, self.cluster.port
+        try:
+            return await asyncio.start_server(
+                welcome,
+                host if self.cluster.is_local else None,  # None: on all networks of the machine
+                port,
+                reuse_address=True,
+                backlog=self.num_processes + _SPARE,
             )
         except OSError as error:
             raise RunError(
@@ -216,32 +260,38 @@ class Hosts:
                 "another --coordinator=HOST:PORT may be free",
                 LOST,
             ) from None
-        try:
-            await asyncio.wait_for(arrived.wait(), timeout)
-        except TimeoutError:
-            missing = [k for k in range(1, self.num_processes) if k not in self._writers]
-            message = (
-                f"{_enumerate('process', missing)} of {self.num_processes} did not come to "
-                f"{host}:{port} within {timeout:g} s (--start_timeout)"
-            )
-            await self._announce({"process": 0, "message": message, "status": LOST})
-            raise RunError(message, LOST) from None
-        await self._tell({"welcome": [self.names, self.machines]})
+
+    def _seat(self, hello: Hello, reader: StreamReader, writer: StreamWriter) -> str:
+        """Begin to talk with a process that knows the secret; else why not."""
+        k = hello.process
+        if hello.of != self.num_processes or not 0 < k < self.num_processes:
+            return f"it is process {k} of {hello.of}, this run has {self.num_processes}"
+        if k in self._writers:
+            return f"another process on {self.names[k]} is process {k} already"
+        self.names[k], self.machines[k] = hello.name, hello.machine
+        self._talk(k, reader, writer)
+        return ""
+
+    def _talk(self, k: int, reader: StreamReader, writer: StreamWriter) -> None:
+        self._writers[k], self._heard[k] = writer, time.monotonic()
+        self._keep(self._read(k, reader))
 
     async def _meet_as_member(self, timeout: float) -> None:
         host, port = self.cluster.host, self.cluster.port
         end, reason = time.monotonic() + timeout, "it did not answer"
         while True:
             try:
-                reader, writer = await asyncio.wait_for(
-                    asyncio.open_connection(host, port, limit=_LONGEST_MESSAGE),
-                    max(0.1, end - time.monotonic()),
-                )
+                left = max(0.1, end - time.monotonic())
+                reader, writer = await asyncio.wait_for(self._knock(), left)
                 break
             except TimeoutError:
                 pass
+            except EOFError:
+                reason = "it hung up"
             except OSError as error:  # not there yet, or a name that nobody knows yet
                 reason = _reason(error)
+            except Stranger as error:
+                reason = str(error)
             if time.monotonic() > end:
                 raise RunError(
                     f"process 0 could not be reached at {host}:{port} within {timeout:g} s "
@@ -249,97 +299,96 @@ class Hosts:
                     LOST,
                 )
             await asyncio.sleep(0.2)
-        me = {"process": self.process_id, "of": self.num_processes}
-        writer.write(_line({**me, "name": node_name(), "machine": machine_id()}))
+        self._writers[0] = writer
         try:
             # The leader gives up after its own time-out, which may have begun later.
-            first = json.loads(await asyncio.wait_for(reader.readline(), timeout + 30))
-        except (ValueError, TimeoutError, OSError):
+            first = await asyncio.wait_for(handshake.read(reader), timeout + 30)
+        except (TimeoutError, OSError, EOFError):
             raise RunError(f"process 0 at {host}:{port} went away", LOST) from None
         if "refused" in first:
             raise RunError(first["refused"])
         if "failed" in first:
-            raise RunError(first["failed"]["message"], first["failed"]["status"])
+            failure = Failure(*first["failed"])
+            raise RunError(failure.message, failure.status)
         self.names, self.machines = first["welcome"]
-        self._writers[0], self._heard[0] = writer, time.monotonic()
-        self._keep(self._read(0, reader))
+        self._talk(0, reader, writer)
 
-    async def _read(self, k: int, reader: asyncio.StreamReader) -> None:
+    async def _knock(self) -> tuple[StreamReader, StreamWriter]:
+        """Connect to process 0, which shows that it knows the secret, as this process does."""
+        reader, writer = await asyncio.open_connection(self.cluster.host, self.cluster.port)
+        hello = Hello(self.process_id, self.num_processes, node_name(), machine_id())
+        try:
+            introduced = handshake.introduce(reader, writer, hello, os.environ)
+            await asyncio.wait_for(introduced, 2 * handshake.INTRODUCTION_SECONDS)
+        except BaseException:
+            writer.close()
+            raise
+        return reader, writer
+
+    # --- in the thread of the connection: talking -------------------------------------------
+
+    async def _read(self, k: int, reader: StreamReader) -> None:
         why = "its connection closed"
         try:
-            while line := await reader.readline():
+            while True:
+                message = await handshake.read(reader)
                 self._heard[k] = time.monotonic()
-                self._receive(k, json.loads(line))
-        except (OSError, ValueError) as error:
+                self._receive(k, message)
+        except EOFError:
+            pass
+        except (OSError, ValueError, Stranger) as error:
             why = str(error)
         await self._lost(k, why)
 
     def _receive(self, k: int, message: dict[str, Any]) -> None:
+        """One of three: what a process gives or gets in a `gather`, a failure, or a heartbeat."""
         if "gather" in message and self.leader:
             self._given[message["thread"]][k].append(message)
             self._answer_all(message["thread"])
         elif "gather" in message:
             self._answer(message)
-        elif "failed" in message and self._is_first_end():
-            self._keep(self._follow(message["failed"]))
+        elif "failed" in message:
+            self._keep(self._end_all(Failure(*message["failed"]), but=k))
 
     def _answer_all(self, thread: str) -> None:
-        """Of the leader: send everybody everything, where all have given something."""
+        """Of the leader: where all processes have given something, send it to all."""
         given = self._given[thread]
         if not all(given.values()):
             return
-        first = [given[process].popleft() for process in range(self.num_processes)]
-        for process, message in enumerate(first):
-            if message["gather"] != first[0]["gather"]:
-                self._keep(self._end_out_of_step(process, message["gather"], first[0]["gather"]))
+        first = [given[k].popleft() for k in range(self.num_processes)]
+        names = [message["gather"] for message in first]
+        for k, name in enumerate(names):
+            if name != names[0]:
+                message = f"{self.name(k)} is at {name!r} while {self.name(0)} is at {names[0]!r}"
+                self._keep(self._end_all(Failure(None, message, BUG)))
                 return
         answer = {**first[0], "value": [message["value"] for message in first]}
-        for process in self._writers:
-            self._send(process, answer)
+        for writer in self._writers.values():
+            handshake.write(writer, answer)
         self._answer(answer)
 
     def _answer(self, message: dict[str, Any]) -> None:
         self._closing |= message["gather"] == _LAST
         self._answers.pop(message["thread"]).set_result(message["value"])
 
-    async def _end_out_of_step(self, process: int, there: str, here: str) -> None:
-        message = f"{self.name(process)} is at {there!r} while {self.name(0)} is at {here!r}"
-        if await self._announce({"process": None, "message": message, "status": BUG}):
-            self._end(f"{self.name()}: {message}", BUG)
-
-    def _is_first_end(self) -> bool:
-        """The first end that is met or heard of is the one that counts and is told. Those after
-        it are its consequences: who is told ends, and its connection closes."""
-        first, self._over = not self._over, True
-        return first
-
-    async def _announce(self, failure: dict[str, Any]) -> bool:
-        """Of this process; False where another end came first."""
-        first = self._is_first_end()
-        if first:
-            await self._tell({"failed": failure})
-        return first
-
-    async def _follow(self, failure: dict[str, Any]) -> None:
-        if self.leader:
-            await self._tell({"failed": failure}, but=failure["process"])
-        message = failure["message"]
-        if failure["process"] is not None:
-            message = f"ended by {self.name(failure['process'])}: {message}"
-        self._end(f"{self.name()}: {message}", failure["status"])
-
     async def _lost(self, k: int, why: str) -> None:
-        if self._closing or not self._is_first_end():
-            return
-        message = f"{self.name(k)} was lost: {why}{self._advice}"
-        if self.leader:  # only it is connected to everybody
-            lost = {"process": None, "message": message, "status": LOST}
-            del self._writers[k]
-            await self._tell({"failed": lost})
-        self._end(f"{self.name()}: {message}", LOST)
+        if not self._closing:
+            message = f"{self.name(k)} was lost: {why}{self._advice}"
+            await self._end_all(Failure(None, message, LOST), but=k)
+
+    async def _end_all(self, failure: Failure, but: int | None = None) -> None:
+        """Tell the failure to all that this process is connected to, and end it.
+
+        Several failures may be noticed at once. Only the first is reported: the others are
+        processes that it made end.
+        """
+        if not self._over:
+            self._over = True
+            await self._tell({"failed": failure}, but)
+            self._end(failure)
 
     async def _watch(self) -> None:
-        """Beat, and listen to the others' beats."""
+        """Send heartbeats, and listen for those of the others."""
         pause, before = min(1.0, self.heartbeat / 4), time.monotonic()
         while not self._closing:
             await self._tell({"beat": 1})
@@ -352,6 +401,18 @@ class Hosts:
                 if now - heard > self.heartbeat:
                     await self._lost(k, f"silent for {self.heartbeat:g} s (--heartbeat)")
 
+    async def _tell(self, message: dict[str, Any], but: int | None = None) -> None:
+        """Send a message to all that this process is connected to, and wait for 1 s at most."""
+        writers = [writer for k, writer in self._writers.items() if k != but]
+        for writer in writers:
+            handshake.write(writer, message)
+        drained = [writer.drain() for writer in writers]
+        with contextlib.suppress(TimeoutError, OSError):
+            await asyncio.wait_for(asyncio.gather(*drained, return_exceptions=True), 1)
+
+    def _send(self, k: int, message: dict[str, Any]) -> None:
+        handshake.write(self._writers[k], message)
+
     async def _hang_up(self) -> None:
         """Send what is still to be sent, and end every task."""
         for writer in self._writers.values():
@@ -359,37 +420,26 @@ class Hosts:
         for writer in self._writers.values():
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
-        for task in list(self._tasks):
+        for task in self._tasks:
             task.cancel()
-        if self.leader:
-            self._server.close()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        await asyncio.gather(*others, return_exceptions=True)
+        if others := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(others, timeout=1)
 
-    def _send(self, k: int, message: dict[str, Any]) -> None:
-        self._writers[k].write(_line(message))
-
-    async def _tell(self, message: dict[str, Any], but: int | None = None) -> None:
-        """To all that this process is connected to."""
-        for k in self._writers.keys() - {but}:
-            self._send(k, message)
-        drained = [writer.drain() for writer in self._writers.values()]
-        with contextlib.suppress(TimeoutError, OSError):
-            await asyncio.wait_for(asyncio.gather(*drained, return_exceptions=True), 1)
-
-    def _end(self, message: str, status: int) -> NoReturn:
+    def _end(self, failure: Failure) -> NoReturn:
         """End this process at once: JAX's own way out waits for all the others."""
         self._ending.acquire()  # never released: one message, one status
         with contextlib.suppress(Exception):
             self._before_end()
-        print(f"error: {message}", file=sys.stderr, flush=True)
+        k = failure.process
+        by = "" if k is None or k == self.process_id else f"ended by {self.name(k)}: "
+        print(f"error: {self.name()}: {by}{failure.message}", file=sys.stderr, flush=True)
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
-        os._exit(status)
+        os._exit(failure.status)
 
 
 def join(cluster: Cluster, launch: Launch) -> Hosts:
-    """Meet the other processes; of one process, nobody.
+    """Meet the other processes; with one process there is nobody to meet.
 
     Raises `RunError` that names the processes which did not come within ``start_timeout``.
     """
@@ -399,12 +449,18 @@ def join(cluster: Cluster, launch: Launch) -> Hosts:
         try:
             hosts._start(meet(launch.start_timeout))
         except RunError as error:
-            raise RunError(f"{_who(cluster)}: {error}", error.status) from None
+            raise RunError(f"{hosts.name()}: {error}", error.status) from None
     return hosts
 
 
-def _who(cluster: Cluster) -> str:
-    return f"process {cluster.process_id} of {cluster.num_processes} on {node_name()}"
+def _warn_of_stranger(writer: StreamWriter, why: str) -> None:
+    address = (writer.get_extra_info("peername") or ["an unknown address"])[0]
+    print(
+        f"warning: somebody at {address} connected to this run and was turned away: {why} "
+        "(told once; the run goes on)",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def _enumerate(what: str, numbers: Sequence[int]) -> str:
@@ -417,7 +473,3 @@ def _enumerate(what: str, numbers: Sequence[int]) -> str:
 def _reason(error: OSError) -> str:
     """In the system's words; asyncio has its own, and no word for what was wrong."""
     return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
-
-
-def _line(message: dict[str, Any]) -> bytes:
-    return json.dumps(message).encode() + b"\n"
