@@ -22,7 +22,6 @@ import argparse
 import dataclasses
 import itertools
 import json
-import math
 import os
 import platform
 import shlex
@@ -45,8 +44,8 @@ from jaxrl_scale.errors import UNFINISHED, RunError
 from jaxrl_scale.options import largest_divisor
 from jaxrl_scale.parallel.machine import free_port, visible_cores, visible_gpus
 from jaxrl_scale.records import statistics
-from jaxrl_scale.records.rows import read_rows
 from jaxrl_scale.records.run_directory import io_errors, plain, short, versions, write_atomically
+from jaxrl_scale.records.runs import Trace, at, finished, last_error, read_object, read_trace
 from jaxrl_scale.records.terminal import compact, duration, number
 
 DEFAULTS = ("--wandb=disabled", "--tensorboard=false")  # for every run; options may say otherwise
@@ -170,11 +169,6 @@ def run_all(points: Sequence[Point], folder: Path, args: Any, options: Sequence[
     return unfinished
 
 
-def finished(run: Path) -> bool:
-    """Whether a run came to its end; that of a run that diverged counts."""
-    return bool(_read(run / "summary.json", {}).get("status") in ("done", "failed"))
-
-
 def launch(point: Point, arguments: Sequence[str], run: Path) -> int:
     """Train in processes of their own; returns the first exit status that is not 0."""
     program = [sys.executable, "-m", "jaxrl_scale.train", *arguments]
@@ -234,86 +228,6 @@ def stop(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         process.terminate()
         process.wait()
-
-
-def last_error(run: Path) -> str:
-    """The last line that says ``error:``, or else the last line, of a run's processes."""
-    logs = sorted(run.glob("process*.log"))
-    lines = [line for log in logs for line in log.read_text(errors="replace").splitlines() if line]
-    told = [line for line in lines if line.startswith("error: ")]
-    return (told or lines or ["no word"])[-1].removeprefix("error: ")
-
-
-# --- reading --------------------------------------------------------------------------------
-
-
-class Trace(NamedTuple):
-    """One run directory, read. ``R`` rows, ``P`` agents; NaN where there is no number."""
-
-    env: str
-    iterations: np.ndarray  # [R]
-    steps: np.ndarray  # [R] environment steps of one agent
-    seconds: np.ndarray  # [R] wall-clock time without compilation
-    returns: np.ndarray  # [R, P] running mean return; of an agent that failed NaN
-    final: np.ndarray  # [P] greedy evaluation at the end; of an agent that failed NaN
-    speed: float  # steps a second
-    compile_seconds: float
-    devices: int  # of all processes
-
-    @property
-    def score(self) -> float | None:
-        """The interquartile mean of the evaluation, over the agents that did not fail."""
-        return statistics.score(self.final, np.flatnonzero(np.isnan(self.final)).tolist())
-
-
-def read_trace(run: Path) -> Trace:
-    """A run that has come to its end."""
-    config, summary = _read(run / "config.json", {}), _read(run / "summary.json", {})
-    rows = read_rows(run / "metrics.jsonl")
-    if not rows or not config or not summary:
-        raise RunError(f"{short(run)} holds no finished run with metrics")
-    count = int(summary["num_seeds"])
-    known = any(row.get("return_100") is not None for row in rows)
-    metric = "return_100" if known else "return"  # too short for 100 episodes
-
-    def returns(row: dict[str, Any]) -> list[float]:
-        values = (row.get("per_seed") or {metric: [row.get(metric)]})[metric]
-        return [
-            math.nan if v is None or m in summary["failed"] else v for m, v in enumerate(values)
-        ]
-
-    evaluation = summary.get("evaluation") or {"per_seed": [None] * count}
-    start = _read(run / "run.json", {"starts": [{"devices": [""]}]})["starts"][-1]
-    return Trace(
-        env=config["env"],
-        iterations=np.array([row["iteration"] for row in rows], float),
-        steps=np.array([row["env_steps"] / count for row in rows], float),
-        seconds=np.array([row["wall_seconds"] - row["compile_seconds"] for row in rows], float),
-        returns=np.array([returns(row) for row in rows], float),
-        final=np.array([math.nan if x is None else x for x in evaluation["per_seed"]], float),
-        speed=steps_per_second(rows),
-        compile_seconds=float(summary["compile_seconds"]),
-        devices=len(start["devices"]),
-    )
-
-
-def steps_per_second(rows: Sequence[dict[str, Any]]) -> float:
-    """The median speed of the rows after the first tenth of the iterations, at least after the
-    first row; of a single row its own."""
-    begin = rows[-1]["iteration"] / 10
-    later = [row["steps_per_second"] for row in rows[1:] if row["iteration"] > begin]
-    return float(np.median(later or [rows[-1]["steps_per_second"]]))
-
-
-def at(x: np.ndarray, y: np.ndarray, where: float) -> np.ndarray:
-    """``y: [R, P]`` interpolated at ``where`` on the axis ``x: [R]``; ``[P]``, NaN before a
-    column's first number."""
-    out = np.full(y.shape[1], np.nan)
-    for k, column in enumerate(y.T):
-        known = np.isfinite(column)
-        if known.any() and where >= x[known][0]:
-            out[k] = np.interp(where, x[known], column[known])
-    return out
 
 
 # --- comparing ------------------------------------------------------------------------------
@@ -418,7 +332,7 @@ def prepare(folder: Path, config: str, options: Sequence[str], points: Sequence[
     training."""
     with io_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    study = _read(folder / "study.json", {})
+    study = read_object(folder / "study.json")
     training = {"config": config, "options": list(options)}
     before = {name: study.get(name, value) for name, value in training.items()}
     if before != training:
@@ -454,8 +368,8 @@ def describe_machine() -> dict[str, Any]:
 
 def read_study(folder: Path) -> tuple[dict[str, Any], list[Result]]:
     """``study.json`` and the results of those points that have finished runs."""
-    study = _read(folder / "study.json", None)
-    if study is None:
+    study = read_object(folder / "study.json")
+    if not study:
         raise RunError(f"{short(folder)} holds no scaling study: it has no study.json")
     results = []
     for point in (Point(**p) for p in study["points"]):
@@ -491,15 +405,6 @@ def write_results(folder: Path, worst: float | None = None) -> None:
 
 def _lines(path: str) -> list[str]:
     return Path(path).read_text().splitlines() if Path(path).exists() else []
-
-
-def _read(path: Path, default: Any) -> Any:
-    try:
-        return json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return default
-    except (OSError, ValueError) as error:
-        raise RunError(f"{short(path)} cannot be read: {error}") from None
 
 
 def _write(path: Path, data: Any) -> None:

@@ -12,9 +12,10 @@ import pytest
 from PIL import Image
 from scipy import stats
 
-from jaxrl_scale import report
+from jaxrl_scale import report, scaling
 from jaxrl_scale.figures import report_plots, video
 from jaxrl_scale.loop import agent
+from jaxrl_scale.records import runs, statistics, terminal
 
 VERSIONS = {"python": "3.11.9", "jaxlib": "0.10.2", "numpy": "2.4.1"}
 
@@ -138,17 +139,17 @@ def page_of(*runs):
 
 def episode_of(run):
     (found,) = report.read_runs([run])
-    return report.episode(found, run)
+    return report.episode(found, run)[1:]
 
 
 def table_after(page, heading):
     """The cells of the first table below a heading, as text, row by row."""
     table = re.search(r"<table>.*?</table>", page[page.index(f"<h2>{heading}") :], re.S)[0]
-    rows = re.findall(r"<tr>(.*?)</tr>", table)
+    rows = re.findall(r"<tr>(.*?)</tr>", table, re.S)
     return [
         [
-            html.unescape(re.sub(r"<[^>]+>", " ", cell)).strip()
-            for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)
+            " ".join(html.unescape(re.sub(r"<[^>]+>", " ", cell)).split())
+            for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.S)
         ]
         for row in rows
     ]
@@ -182,6 +183,26 @@ def test_the_table_shows_the_numbers_of_the_summary(tmp_path):
         "Time to target": "1:11",
         "Peak memory": "1,234 MB",
     }
+
+
+def test_terminal_summary_report_and_study_say_the_same_of_the_same_run(tmp_path):
+    run = make_run(tmp_path / "run", seeds=7)
+    returns = np.random.default_rng(5).normal(-80, 9, (7, 1)) + np.arange(16.0)
+    done = json.loads((run / "summary.json").read_text())
+    done["evaluation"] = statistics.summarize(returns)
+    (run / "summary.json").write_text(json.dumps(done))
+    found = runs.read(run)
+
+    center, (low, high) = done["evaluation"]["iqm"], done["evaluation"]["ci95"]
+    assert low < center < high
+    interval = f"{low:.1f} to {high:.1f}"
+    lines = dict(terminal.summary_lines(found.config, found.summary))
+    assert lines["evaluation return"].startswith(f"{center:.1f}  (IQM, 95% interval {interval};")
+    assert results(page_of(run))[0]["Evaluation return"] == f"{center:.1f} {interval}"
+    point = scaling.Point("strong", None, 1, 1, None, 8, 8)
+    (row,) = scaling.compare([scaling.Result(point, [runs.read_trace(run)], [])], None)
+    learned = row["returns"]["iterations"]
+    assert (learned["iqm"], learned["ci95"]) == (center, (low, high))
 
 
 def test_one_seed_shows_its_mean_and_no_worst_seed(tmp_path):
@@ -220,7 +241,7 @@ def rows_of(tmp_path, rows, **config):
     times = {"wall_seconds": 1.0, "compile_seconds": 0.5, "steps_per_second": 1.0}
     lines = [json.dumps({"iteration": k + 1, **times, **row}) for k, row in enumerate(rows)]
     (run / "metrics.jsonl").write_text("\n".join(lines))
-    return report.read_runs([run])[0]
+    return report.read_runs([run])[0].run
 
 
 def test_a_curve_is_drawn_over_the_steps_of_one_agent_and_drops_failed_seeds(tmp_path):
@@ -236,7 +257,7 @@ def test_a_curve_is_drawn_over_the_steps_of_one_agent_and_drops_failed_seeds(tmp
     curve = report_plots.curve(run, "x")
     np.testing.assert_array_equal(curve.steps, [10, 20, 30])
     np.testing.assert_array_equal(curve.center, [np.nan, 2, 2])
-    np.testing.assert_array_equal(curve.seeds[:, 2], [3, 3, np.nan])
+    np.testing.assert_array_equal(curve.agents[:, 2], [3, 3, np.nan])
     low, high = curve.interval()
     # No number yet; three seeds, whose least value alone has 1 / 27 > 2.5 %; two that agree.
     np.testing.assert_array_equal(low, [np.nan, 1, 2])
@@ -285,7 +306,7 @@ def test_only_what_differs_between_configs_is_listed(tmp_path):
     b = make_run(tmp_path / "b", learning_rate=1e-3, env_kwargs={"length": 0.7})
     page = page_of(a, b)
     assert table_after(page, "Configuration") == [
-        ["Key", "a", "b"],
+        ["Option", "a", "b"],
         ["algo.learning_rate", "0.0003", "0.001"],
         ["env_kwargs.length", "–", "0.7"],
     ]
@@ -344,7 +365,7 @@ def test_an_episode_that_is_too_large_is_shrunk_until_it_fits(tmp_path, monkeypa
 def test_an_episode_that_lies_in_the_run_directory_is_used(tmp_path):
     run = make_run(tmp_path / "a")
     video.write_video(run / "episode.gif", [np.full((8, 8, 3), k, np.uint8) for k in (0, 99)])
-    assert episode_of(run).gif == (run / "episode.gif").read_bytes()
+    assert episode_of(run)[0] == (run / "episode.gif").read_bytes()
 
 
 def test_without_a_checkpoint_there_is_a_sentence_instead(tmp_path):
@@ -357,7 +378,9 @@ def test_an_environment_that_breaks_while_drawing_costs_only_the_episode(tmp_pat
 
     monkeypatch.setattr(agent, "load", load)
     run = make_run(tmp_path / "a")
-    page = report.page(report.read_runs([run]), ([], [], []), [episode_of(run)])
+    page = report.page(
+        report.read_runs([run]), ([], [], []), [report.Episode("a", *episode_of(run))]
+    )
     assert "RuntimeError: no &lt;display&gt;" in page
 
 
@@ -373,35 +396,49 @@ def test_the_command_writes_into_the_run_directory_and_names_every_file(tmp_path
     assert str(run / "report.html") in written
 
 
-def damaged(tmp_path):
-    run = make_run(tmp_path / "damaged")
-    (run / "summary.json").write_text("{")
-    return run
-
-
-def empty(tmp_path):
-    run = make_run(tmp_path / "empty")
-    (run / "metrics.jsonl").write_text("")
-    return run
-
-
-def no_run(tmp_path):
-    (tmp_path / "no_run").mkdir()
-    return tmp_path / "no_run"
+GOOD_ROW = {"iteration": 1, "env_steps": 64, "wall_seconds": 1, "compile_seconds": 1}
+TWO_AGENTS = {"steps_per_second": 1, "per_seed": {"loss": [1, 2]}}
+DONE = {"status": "done", "failed": [], "compile_seconds": 1}
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("file", "content", "message"),
     [
-        (lambda tmp_path: tmp_path / "absent", "absent does not exist"),
-        (no_run, "no_run is not a run directory: it has no config.json"),
-        (empty, "empty has no metrics yet; log_every says when they come"),
-        (damaged, "summary.json is damaged"),
+        ("", "", "/bad is a file; give the directory of a run"),
+        (".", "", "/bad is not a run directory: it has no config.json"),
+        ("config.json", "{", "bad/config.json is damaged: "),
+        ("config.json", [], "bad/config.json is damaged: "),
+        (
+            "config.json",
+            {"algo": {"name": "ppo"}, "num_envs": "x"},
+            "num_envs='x' should be a",
+        ),
+        ("metrics.jsonl", "", "bad has no metrics yet; the run's --log_every says when rows are"),
+        ("metrics.jsonl", 3, "bad/metrics.jsonl, line 1 is damaged: it should be a JSON object"),
+        (
+            "metrics.jsonl",
+            {"loss": 1},
+            "line 1 is damaged: it lacks compile_seconds, env_steps, it",
+        ),
+        ("metrics.jsonl", GOOD_ROW | {"steps_per_second": "fast"}, 'steps_per_second is "fast"'),
+        ("metrics.jsonl", GOOD_ROW | TWO_AGENTS, "line 1 does not fit num_seeds=1 of config.json"),
+        ("summary.json", "{", "bad/summary.json is damaged: "),
+        ("summary.json", [], "bad/summary.json is damaged: it should hold a JSON object"),
+        ("summary.json", {"status": "done"}, "summary.json is damaged: it lacks compile_seconds"),
+        ("summary.json", DONE | {"evaluation": {"mean": 3}}, 'evaluation is {"mean": 3}'),
+        ("run.json", {"starts": 3}, "bad/run.json is damaged: starts is 3"),
     ],
 )
-def test_a_mistake_is_one_line_and_status_2(tmp_path, capsys, make, message):
-    good = make_run(tmp_path / "good")
-    assert report.main([str(good), str(make(tmp_path)), "--out", str(tmp_path / "x.html")]) == 2
+def test_what_is_damaged_or_no_run_directory_is_one_line(tmp_path, capsys, file, content, message):
+    good, bad = make_run(tmp_path / "good"), tmp_path / "bad"
+    if file == "":
+        bad.touch()
+    elif file == ".":
+        bad.mkdir()
+    else:
+        text = content if isinstance(content, str) else json.dumps(content)
+        (make_run(bad) / file).write_text(text)
+    assert report.main([str(good), str(bad), "--out", str(tmp_path / "x.html")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")
     assert message in line

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import io
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from jaxrl_scale.figures.plot_style import COLORS, LINES, SOFT, dress, new_figure, png
 from jaxrl_scale.records import statistics
-from jaxrl_scale.records.rows import TIMINGS, Row
+from jaxrl_scale.records.rows import TIMINGS
+from jaxrl_scale.records.runs import Run, return_metric
 from jaxrl_scale.records.terminal import compact, duration
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from jaxrl_scale.report import Run
 
 CURVE_POINTS = 300
 
@@ -39,6 +39,32 @@ METRICS = {
 _NOT_DRAWN = TIMINGS | {"iteration", "env_steps", "episodes", "return", "return_100", "updates"}
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """A run and how it is drawn: the same label, colour and line in every plot."""
+
+    run: Run
+    label: str
+    color: str
+    line: str
+
+
+def drawn(runs: Sequence[Run]) -> list[Drawn]:
+    """The runs, labelled by the ends of their paths: as many folders as tell them apart."""
+    depth = 1
+    while len({run.path.parts[-depth:] for run in runs}) < len(runs):
+        depth += 1
+    return [
+        Drawn(
+            run,
+            label="/".join(run.path.parts[-depth:]),
+            color=COLORS[k % len(COLORS)],
+            line=LINES[k // len(COLORS) % len(LINES)],
+        )
+        for k, run in enumerate(runs)
+    ]
+
+
 # --- curves ---------------------------------------------------------------------------------
 
 
@@ -47,14 +73,14 @@ class Curve(NamedTuple):
 
     steps: np.ndarray  # [R] environment steps of one agent
     hours: np.ndarray  # [R] wall-clock time
-    center: np.ndarray  # [R] the number, or the interquartile mean over seeds
-    seeds: np.ndarray  # [R, P], failed ones NaN; P is 0 where a row has no number per seed
+    center: np.ndarray  # [R] the number, or the interquartile mean over agents
+    agents: np.ndarray  # [R, P], those that failed NaN
 
     def interval(self) -> tuple[np.ndarray, np.ndarray]:
-        """The 95 % intervals of `center` over seeds, ``[R]`` and ``[R]``."""
-        known = np.isfinite(self.center)  # elsewhere some seed has no number yet
-        seeds = np.where(known[:, None], self.seeds, np.nan)
-        bounds = [statistics.interval(x[np.isfinite(x)]) for x in seeds]
+        """The 95 % intervals of `center` over agents, ``[R]`` and ``[R]``."""
+        # Where the center is no number, some agent has none yet.
+        known = np.where(np.isfinite(self.center)[:, None], self.agents, np.nan)
+        bounds = [statistics.interval(x[np.isfinite(x)]) for x in known]
         low, high = np.array(bounds, float).T  # None becomes NaN
         return low, high
 
@@ -62,28 +88,13 @@ class Curve(NamedTuple):
 def curve(run: Run, metric: str) -> Curve:
     """A metric of a run, thinned to `CURVE_POINTS` rows, the last one among them."""
     stride = math.ceil(len(run.rows) / CURVE_POINTS)
-    rows = run.rows[::-stride][::-1]
-    width = max(len((row.get("per_seed") or {}).get(metric, ())) for row in rows)
-
-    def seeds(row: Row) -> list[float]:
-        values = (row.get("per_seed") or {}).get(metric) or [None] * width
-        return _floats(None if m in (row.get("failed") or ()) else v for m, v in enumerate(values))
-
+    kept = slice((len(run.rows) - 1) % stride, None, stride)
     return Curve(
-        steps=np.array(_floats(row["env_steps"] for row in rows)) / run.num_seeds,
-        hours=np.array(_floats(row["wall_seconds"] for row in rows)) / 3600,
-        center=np.array(_floats(row.get(metric) for row in rows)),
-        seeds=np.array([seeds(row) for row in rows]),
+        steps=run.column("env_steps")[kept] / run.config.num_seeds,
+        hours=run.column("wall_seconds")[kept] / 3600,
+        center=run.column(metric)[kept],
+        agents=run.per_agent(metric)[kept],
     )
-
-
-def _floats(values: Iterable[float | None]) -> list[float]:
-    return [math.nan if value is None else float(value) for value in values]
-
-
-def _return_metric(run: Run) -> str:
-    """Runs too short for 100 episodes have only the returns between two rows."""
-    return "return_100" if any(row.get("return_100") is not None for row in run.rows) else "return"
 
 
 # --- plots ----------------------------------------------------------------------------------
@@ -102,48 +113,33 @@ def _plot(
     plots: list[Plot],
     name: str,
     labels: tuple[str, str, str],
-    legend: Sequence[Run] = (),
+    legend: Sequence[Drawn] = (),
     size: tuple[float, float] = (6.2, 3.9),
 ) -> Iterator[Axes]:
-    """Axes in the page's style, which become one of ``plots``; matplotlib's global state stays
-    untouched. ``labels`` are the title and those of the two axes."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import EngFormatter
-
-    ink, soft, pale = "#1b1f24", "#5b6470", "#c4cad1"
+    """Axes in the page's style, which become one of ``plots``. ``labels`` are the title and those
+    of the two axes."""
     below = 0.23 * math.ceil(len(legend) / 2)  # inches
-    figure = Figure((size[0], size[1] + below), dpi=160, layout="constrained")
+    figure = new_figure(size[0], size[1] + below)
     axes = figure.add_subplot()
-    axes.set_title(labels[0], loc="left", fontsize=11, fontweight="bold", color=ink, pad=10)
-    axes.set_xlabel(labels[1], fontsize=9, color=soft)
-    axes.set_ylabel(labels[2], fontsize=9, color=soft)
-    axes.tick_params(labelsize=8.5, labelcolor=soft, color=pale)
-    axes.grid(color="#e6e9ed", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(pale)
-    for axis, label in ((axes.xaxis, labels[1]), (axes.yaxis, labels[2])):
-        if "steps" in label:
-            axis.set_major_formatter(EngFormatter(sep=""))
+    dress(axes, *labels)
     yield axes
     if len(legend) > 1:
-        for run in legend:
-            axes.plot([], [], color=run.color, linestyle=run.line, label=_cut(run.label))
+        for one in legend:
+            axes.plot([], [], color=one.color, linestyle=one.line, label=_cut(one.label))
         figure.legend(loc="outside lower left", ncols=2, frameon=False, fontsize=8.5)
-    buffer = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(buffer)
-    plots.append(Plot(re.sub(r"[^\w.-]+", "-", name), labels[0], buffer.getvalue()))
+    plots.append(Plot(re.sub(r"[^\w.-]+", "-", name), labels[0], png(figure)))
 
 
-def learning_plots(runs: Sequence[Run]) -> list[Plot]:
+def learning_plots(runs: Sequence[Drawn]) -> list[Plot]:
     """The returns of each environment's runs, over environment steps and over time."""
     plots: list[Plot] = []
-    for env in dict.fromkeys(run.config["env"] for run in runs):
-        here = [run for run in runs if run.config["env"] == env]
-        curves = [curve(run, _return_metric(run)) for run in here]
+    for env in dict.fromkeys(one.run.config.env for one in runs):
+        here = [one for one in runs if one.run.config.env == env]
+        curves = [curve(one.run, return_metric(one.run)) for one in here]
         bands = [c.interval() for c in curves]
-        few_lines = sum(c.seeds.shape[1] for c in curves) <= 30
+        few_lines = sum(one.run.config.num_seeds for one in here) <= 30
+        wanted = {one.run.config.target_return for one in here}
+        targets = sorted(float(target) for target in wanted if target is not None)
         unit, scale = _time_unit(curves)
         for over, words, label in (
             ("steps", "environment steps", "environment steps of one agent"),
@@ -151,33 +147,33 @@ def learning_plots(runs: Sequence[Run]) -> list[Plot]:
         ):
             labels = (f"{env}: return by {words}", label, "return")
             with _plot(plots, f"return-by-{over}-{env}", labels, here) as axes:
-                for run, c, (low, high) in zip(here, curves, bands, strict=True):
+                for one, c, (low, high) in zip(here, curves, bands, strict=True):
                     x = c.steps if over == "steps" else c.hours * scale
-                    if not c.seeds.size:
-                        raw = curve(run, "return").center
-                        axes.plot(x, raw, color=run.color, alpha=0.3, linewidth=0.9)
+                    faint: dict[str, Any] = {"color": one.color, "alpha": 0.3}
+                    if one.run.config.num_seeds == 1:
+                        axes.plot(x, curve(one.run, "return").center, linewidth=0.9, **faint)
                     elif few_lines:
-                        axes.plot(x, c.seeds, color=run.color, alpha=0.3, linewidth=0.6)
-                    axes.fill_between(x, low, high, color=run.color, alpha=0.2, linewidth=0)
-                    _line(axes, run, x, c.center)
+                        axes.plot(x, c.agents, linewidth=0.6, **faint)
+                    axes.fill_between(x, low, high, color=one.color, alpha=0.2, linewidth=0)
+                    _line(axes, one, x, c.center)
                 axes.set_xlim(left=0)
-                for target in sorted({float(r.config.get("target_return") or "nan") for r in here}):
-                    axes.axhline(target, color="#5b6470", linestyle=(0, (4, 3)), linewidth=1)
+                for target in targets:
+                    axes.axhline(target, color=SOFT, linestyle=(0, (4, 3)), linewidth=1)
                     place = {"transform": axes.get_yaxis_transform(), "va": "bottom"}
-                    style: Any = {"fontsize": 8, "color": "#5b6470", **place}
+                    style: Any = {"fontsize": 8, "color": SOFT, **place}
                     axes.text(0.01, target, f"target {target:g}", **style)
     return plots
 
 
-def speed_plots(runs: Sequence[Run]) -> list[Plot]:
+def speed_plots(runs: Sequence[Drawn]) -> list[Plot]:
     """Speed over time; with several runs also their speeds and compile times as bars."""
     plots: list[Plot] = []
-    curves = [curve(run, "steps_per_second") for run in runs]
+    curves = [curve(one.run, "steps_per_second") for one in runs]
     unit, scale = _time_unit(curves)
     labels = ("Throughput over time", f"wall-clock time ({unit})", "steps a second")
     with _plot(plots, "throughput", labels, runs) as axes:
-        for run, c in zip(runs, curves, strict=True):
-            _line(axes, run, c.hours * scale, c.center)
+        for one, c in zip(runs, curves, strict=True):
+            _line(axes, one, c.hours * scale, c.center)
         axes.set_xlim(left=0)
         axes.set_ylim(bottom=0)
     if len(runs) == 1:
@@ -187,37 +183,37 @@ def speed_plots(runs: Sequence[Run]) -> list[Plot]:
         ("steps_per_second", "Throughput, without compilation", "steps a second", compact),
         ("compile_seconds", "Compilation", "seconds", duration),
     ):
-        values = [run.result.get(key) for run in runs]
+        values = [one.run.result[key] for one in runs]
         with _plot(plots, f"bars-{key}", (title, label, ""), size=size) as axes:
-            places = range(len(runs))
-            bars = axes.barh(places, _floats(values), 0.62, color=[run.color for run in runs])
+            places, lengths = range(len(runs)), [value or 0.0 for value in values]
+            bars = axes.barh(places, lengths, 0.62, color=[one.color for one in runs])
             axes.bar_label(bars, [text(v) for v in values], padding=4, fontsize=8.5)
-            axes.set_yticks(places, [_cut(run.label) for run in runs])
+            axes.set_yticks(places, [_cut(one.label) for one in runs])
             axes.invert_yaxis()
             axes.margins(x=0.16)
     return plots
 
 
-def metric_plots(runs: Sequence[Run]) -> list[Plot]:
+def metric_plots(runs: Sequence[Drawn]) -> list[Plot]:
     """A small plot for each of the metrics that some run has."""
     plots: list[Plot] = []
-    rows = [row for run in runs for row in run.rows]
+    rows = [row for one in runs for row in one.run.rows]
     numbers = (k for row in rows for k, v in row.items() if isinstance(v, int | float))
     found = dict.fromkeys(name for name in numbers if name not in _NOT_DRAWN)
     for name in [*(m for m in METRICS if m in found), *(m for m in found if m not in METRICS)]:
         labels = (METRICS.get(name, name.replace("_", " ")), "steps of one agent", "")
         with _plot(plots, name, labels, size=(3.6, 2.5)) as axes:
-            for run in runs:
-                c = curve(run, name)
-                _line(axes, run, c.steps, c.center, 1.3)
+            for one in runs:
+                c = curve(one.run, name)
+                _line(axes, one, c.steps, c.center, 1.3)
             axes.set_xlim(left=0)
     return plots
 
 
-def _line(axes: Axes, run: Run, x: np.ndarray, y: np.ndarray, width: float = 1.9) -> None:
+def _line(axes: Axes, one: Drawn, x: np.ndarray, y: np.ndarray, width: float = 1.9) -> None:
     known = np.isfinite(y)  # joined across rows without a number, such as those between evaluations
     marker = "o" if known.sum() < 3 else None
-    style: dict[str, Any] = {"color": run.color, "linestyle": run.line, "marker": marker}
+    style: dict[str, Any] = {"color": one.color, "linestyle": one.line, "marker": marker}
     axes.plot(x[known], y[known], linewidth=width, **style)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import subprocess
@@ -12,6 +13,8 @@ import numpy as np
 
 from jaxrl_scale.errors import INPUT_OUTPUT_ERROR, RunError
 from jaxrl_scale.records.run_directory import io_errors
+
+_MOST_FRAMES, _MOST_WIDTH = 200, 400
 
 
 def check_video(path: Path) -> None:
@@ -42,3 +45,24 @@ def write_video(path: Path, frames: Sequence[np.ndarray], fps: int = 30) -> None
     if done.returncode:
         reason = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
         raise RunError(f"cannot write {path}: ffmpeg says {' '.join(reason)}", INPUT_OUTPUT_ERROR)
+
+
+def small_gif(frames: Sequence[np.ndarray], most_bytes: int, folder: Path) -> tuple[bytes, int]:
+    """A GIF of at most ``most_bytes``, and how many frames each of its frames stands for. It is
+    drawn in ``folder``, and fewer and smaller frames are tried until it fits."""
+    from PIL import Image
+
+    every, width = math.ceil(len(frames) / _MOST_FRAMES), min(frames[0].shape[1], _MOST_WIDTH)
+    path = folder / ".episode.gif"
+    try:
+        while True:
+            height = max(1, round(frames[0].shape[0] * width / frames[0].shape[1]))
+            images = [Image.fromarray(frame).resize((width, height)) for frame in frames[::every]]
+            # A long episode is shown faster than it went by, not as a slide show.
+            write_video(path, [np.asarray(i) for i in images], max(10, round(30 / every)))
+            gif = path.read_bytes()
+            if len(gif) <= most_bytes or width < 2:
+                return gif, every
+            every, width = 2 * every, round(0.8 * width)
+    finally:
+        path.unlink(missing_ok=True)

@@ -97,10 +97,15 @@ def read_rows(path: Path) -> list[Row]:
     rows = []
     for number, line in enumerate(lines, 1):
         try:
-            rows.append(json.loads(line))
-        except ValueError:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
             if number < len(lines):
                 raise RunError(f"{short(path)}, line {number} is damaged") from None
+            continue
+        if not isinstance(row, dict):
+            where = f"{short(path)}, line {number}"
+            raise RunError(f"{where} is damaged: it should be a JSON object")
+        rows.append(row)
     return rows
 
 

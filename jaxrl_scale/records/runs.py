@@ -1,0 +1,281 @@
+"""Reads run directories: what `jaxrl_scale.report` and `jaxrl_scale.scaling` know of a run.
+
+Only data is read. Nothing that a directory names, such as a module with an environment, is imported
+or called here. Every file is checked: one that is damaged, or that something else has written, is a
+`RunError` of one line.
+"""
+
+from __future__ import annotations
+
+import json
+import types
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypedDict
+
+import numpy as np
+
+from jaxrl_scale import config as cfg
+from jaxrl_scale.config import Config, files
+from jaxrl_scale.errors import RunError
+from jaxrl_scale.records import statistics
+from jaxrl_scale.records.rows import Row, Summary, read_rows
+from jaxrl_scale.records.run_directory import short
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run has left in its directory so far. ``R`` rows, ``P`` agents."""
+
+    path: Path
+    config: Config
+    rows: list[Row]
+    summary: Summary
+    """Empty until the run has ended, or was stopped."""
+    starts: list[dict[str, Any]]
+    """Of the start and of each resume (see `jaxrl_scale.records.run_directory`)."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The config flat: every value by its name on the command line."""
+        flat = files.flatten(self.config)
+        kwargs = flat.pop("env_kwargs")
+        return flat | {f"env_kwargs.{name}": value for name, value in kwargs.items()}
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """The summary. What it does not say yet is what the rows say so far."""
+        last = self.rows[-1]
+        speeds = [row["steps_per_second"] for row in self.rows if row["steps_per_second"]]
+        so_far = {
+            **{k: last.get(k) for k in ("env_steps", "wall_seconds", "compile_seconds")},
+            "return_100": last.get("return_100"),
+            "steps_per_second": float(np.median(speeds)) if speeds else None,
+            "failed": last.get("failed", []),
+            "target_return": self.config.target_return,
+        }
+        return so_far | {k: v for k, v in self.summary.items() if v is not None}
+
+    @property
+    def status(self) -> str:
+        """``done``, or how far the run has come."""
+        done, total = self.rows[-1]["iteration"], self.config.num_iterations
+        if self.summary and done >= total:
+            return str(self.summary.get("status", "done"))
+        state = self.summary.get("status", "no summary yet")
+        return f"{state}: iteration {done:,} of {total:,}"
+
+    def column(self, name: str) -> np.ndarray:
+        """A number of every row ``[R]``; NaN where a row does not have it."""
+        values = (row.get(name) for row in self.rows)
+        return np.array([x if isinstance(x, int | float) else np.nan for x in values], float)
+
+    def per_agent(self, metric: str) -> np.ndarray:
+        """A metric of every row and agent ``[R, P]``; NaN where there is no number, and from the
+        row on in which the agent is known to have failed."""
+        count = self.config.num_seeds
+        out = np.full((len(self.rows), count), np.nan)
+        for values, row in zip(out, self.rows, strict=True):
+            found = [row.get(metric)] if count == 1 else row.get("per_seed", {}).get(metric)
+            numbers = [x if isinstance(x, int | float) else np.nan for x in found or ()]
+            values[: len(numbers)] = numbers
+            values[row.get("failed", [])] = np.nan
+        return out
+
+
+def read(path: Path) -> Run:
+    """A run directory that has rows of metrics, read and checked."""
+    if path.is_file():
+        raise RunError(f"{short(path)} is a file; give the directory of a run")
+    config = files.read_json(path / "config.json")
+    try:
+        cfg.check(config)
+    except RunError as error:
+        raise RunError(f"{short(path / 'config.json')} is damaged: {error}") from None
+    rows = read_rows(path / "metrics.jsonl")
+    if not rows:
+        raise RunError(
+            f"{short(path)} has no metrics yet; the run's --log_every says when rows are written"
+        )
+    for number, row in enumerate(rows, 1):
+        _check(row, _Row, config.num_seeds, f"{short(path / 'metrics.jsonl')}, line {number}")
+    record = read_object(path / "run.json")
+    _check(record, _Record, config.num_seeds, short(path / "run.json"))
+    return Run(path, config, rows, read_summary(path, config.num_seeds), record.get("starts", []))
+
+
+def read_summary(path: Path, num_agents: int) -> Summary:
+    """``summary.json`` of a run directory, checked; empty where there is none."""
+    summary = read_object(path / "summary.json")
+    _check(summary, Summary, num_agents, short(path / "summary.json"))
+    return typing.cast(Summary, summary)
+
+
+def finished(path: Path) -> bool:
+    """Whether the run of a directory came to its end; one whose agents all failed did, too."""
+    return read_object(path / "summary.json").get("status") in ("done", "failed")
+
+
+def last_error(path: Path) -> str:
+    """The last line that begins with ``error:`` in the logs ``process*.log`` of a run directory,
+    or else their last line."""
+    logs = sorted(path.glob("process*.log"))
+    lines = [line for log in logs for line in log.read_text(errors="replace").splitlines() if line]
+    told = [line for line in lines if line.startswith("error: ")]
+    return (told or lines or ["its processes wrote nothing"])[-1].removeprefix("error: ")
+
+
+# --- curves ---------------------------------------------------------------------------------
+
+
+class Trace(NamedTuple):
+    """The numbers of a finished run that are compared with other runs'. ``R`` rows, ``P`` agents;
+    NaN where there is no number."""
+
+    env: str
+    iterations: np.ndarray  # [R]
+    steps: np.ndarray  # [R] environment steps of one agent
+    seconds: np.ndarray  # [R] wall-clock time without compilation
+    returns: np.ndarray  # [R, P] running mean return; of an agent that failed NaN
+    final: np.ndarray  # [P] greedy evaluation at the end; of an agent that failed NaN
+    speed: float  # steps a second
+    compile_seconds: float
+    devices: int  # of all processes
+
+    @property
+    def score(self) -> float | None:
+        """The interquartile mean of the evaluation, over the agents that did not fail."""
+        return statistics.score(self.final, np.flatnonzero(np.isnan(self.final)).tolist())
+
+
+def read_trace(path: Path) -> Trace:
+    """The numbers of a run directory whose run has come to its end."""
+    run = read(path)
+    if not run.summary:
+        raise RunError(f"{short(path)} holds no finished run: it has no summary.json")
+    returns = run.per_agent(return_metric(run))
+    returns[:, run.summary["failed"]] = np.nan
+    evaluation = run.summary.get("evaluation")
+    scores = evaluation["per_seed"] if evaluation else [None] * run.config.num_seeds
+    return Trace(
+        env=run.config.env,
+        iterations=run.column("iteration"),
+        steps=run.column("env_steps") / run.config.num_seeds,
+        seconds=run.column("wall_seconds") - run.column("compile_seconds"),
+        returns=returns,
+        final=np.array([np.nan if x is None else x for x in scores], float),
+        speed=steps_per_second(run.rows),
+        compile_seconds=run.summary["compile_seconds"],
+        devices=len(run.starts[-1].get("devices", [])) if run.starts else 1,
+    )
+
+
+def return_metric(run: Run) -> str:
+    """``return_100``, or ``return`` (the mean since the row before) of a run that is too short for
+    100 episodes."""
+    return "return_100" if any(row.get("return_100") is not None for row in run.rows) else "return"
+
+
+def steps_per_second(rows: Sequence[Row]) -> float:
+    """The median speed of the rows after the first tenth of the iterations, at least after the
+    first row; of a single row its own."""
+    begin = rows[-1]["iteration"] / 10
+    later = [row["steps_per_second"] for row in rows[1:] if row["iteration"] > begin]
+    return float(np.median(later or [rows[-1]["steps_per_second"]]))
+
+
+def at(x: np.ndarray, y: np.ndarray, where: float) -> np.ndarray:
+    """``y: [R, P]`` interpolated at ``where`` on the axis ``x: [R]``; ``[P]``, NaN before a
+    column's first number."""
+    out = np.full(y.shape[1], np.nan)
+    for k, column in enumerate(y.T):
+        known = np.isfinite(column)
+        if known.any() and where >= x[known][0]:
+            out[k] = np.interp(where, x[known], column[known])
+    return out
+
+
+# --- files ----------------------------------------------------------------------------------
+
+
+class _Row(TypedDict, total=False):
+    """What the readers know of a row; the metrics beside it are the algorithm's."""
+
+    iteration: int
+    env_steps: int
+    wall_seconds: float
+    compile_seconds: float
+    steps_per_second: float
+    per_seed: dict[str, list[float | None]]
+    failed: list[int]
+
+
+class _Record(TypedDict, total=False):
+    """``run.json``."""
+
+    starts: list[dict[str, Any]]
+
+
+_NEEDED: dict[Any, set[str]] = {
+    _Row: {"iteration", "env_steps", "wall_seconds", "compile_seconds", "steps_per_second"},
+    Summary: {"status", "failed", "compile_seconds"},
+    _Record: {"starts"},
+}
+"""What each must hold, unless there is no such file."""
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file, empty where there is no file."""
+    try:
+        data = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise RunError(f"{short(path)} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise RunError(f"{short(path)} is damaged: {error}") from None
+    if not isinstance(data, dict):
+        raise RunError(f"{short(path)} is damaged: it should hold a JSON object")
+    return data
+
+
+def _check(data: Any, kind: Any, num_agents: int, where: str) -> None:
+    """Raise a `RunError` where ``data`` is not of the ``kind``, a TypedDict, or where it speaks of
+    other agents than there are."""
+    if data and (missing := sorted(_NEEDED[kind] - set(data))):
+        raise RunError(f"{where} is damaged: it lacks {', '.join(missing)}")
+    for name, hint in typing.get_type_hints(kind).items():
+        if name in data and not _fits(data[name], hint):
+            shown = json.dumps(data[name])
+            shown = shown if len(shown) <= 40 else f"{shown[:39]}…"
+            raise RunError(f"{where} is damaged: {name} is {shown}")
+    lists = [*(data.get("per_seed") or {}).values()]
+    lists += [evaluation["per_seed"]] if (evaluation := data.get("evaluation")) else []
+    indices = data.get("failed") or []
+    if any(len(x) != num_agents for x in lists) or any(k not in range(num_agents) for k in indices):
+        raise RunError(f"{where} does not fit num_seeds={num_agents} of config.json")
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value of a JSON file is of a type."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        return any(_fits(value, arg) for arg in args)
+    if typing.is_typeddict(hint):
+        kinds = typing.get_type_hints(hint)
+        return isinstance(value, dict) and all(_fits(value.get(k), h) for k, h in kinds.items())
+    if origin is list:
+        return isinstance(value, list) and all(_fits(x, args[0]) for x in value)
+    if origin is tuple:
+        if not isinstance(value, list) or len(value) != len(args):
+            return False
+        return all(_fits(x, arg) for x, arg in zip(value, args, strict=True))
+    if origin is dict:
+        return isinstance(value, dict) and all(_fits(x, args[1]) for x in value.values())
+    if isinstance(value, bool):
+        return hint in (bool, Any)
+    if hint is float:  # a whole number is a number
+        return isinstance(value, int | float)
+    return hint is Any or isinstance(value, hint)
