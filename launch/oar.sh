@@ -25,6 +25,8 @@
 #
 # Signals, logs and exit status: launch/ranks.sh.
 
+# shellcheck source=launch/again.sh
+source launch/again.sh || exit 2
 if [ -z "$OAR_JOB_NAME" ]; then
   echo 'a name, please: oarsub -S -n NAME "launch/oar.sh …"; the run directory will be runs/NAME' >&2
   exit 2
@@ -52,9 +54,7 @@ while kill -0 "$ranks" 2>/dev/null; do # a signal ends `wait`, not the ranks
   status=$?
 done
 
-case $status in
-  0 | 1 | 2 | 3 | 74) exit "$status" ;; # done, or starting again does not help
-esac
+again "$status" || exit "$status"
 # Nobody asked, and nothing was saved: it might fail and come back for ever.
 if [ -z "$asked" ] && [ "$(checkpoints)" = "$before" ]; then exit "$status"; fi
 while [ $SECONDS -le 61 ]; do sleep 1; done # OAR submits no shorter job again

@@ -13,6 +13,8 @@
 #   COORDINATOR   address of the first host for the others; default: its name, with a free-looking
 #                 port. Give HOST:PORT if a firewall leaves only some ports open.
 #   PYTHON        default: .venv/bin/python if there is one, else python3
+#   JAXRL_SECRET_FILE  a file with the secret by which the ranks know each other, mode 600, that all
+#                 hosts see; default: one is made in the run directory, and deleted at the end
 #   GRACE         seconds (60) that the others get to save and end when one rank has failed
 #
 # Variables JAX_*, XLA_*, WANDB_* (but not a key: `wandb login` once instead) and PYTHONPATH are
@@ -20,12 +22,11 @@
 #
 # TERM, INT, HUP, USR1 or USR2 make all ranks save and end; a second one ends them at once.
 #
-# Exit status, for schedulers that can start a job again:
-#   0            done
-#   1, 2, 3, 74  one rank ended so: a bug, a mistake in the call, the loss not finite, input/output.
-#                Starting again does not help.
-#   75           stopped and saved, or a rank or host was lost: start again, with the same command.
+# The exit status is 75 where starting again with the same command makes sense, else that of the
+# rank that failed (launch/README.md).
 
+# shellcheck source=launch/again.sh
+source "$(dirname "$0")/again.sh" || exit 2
 hosts=()
 while [ $# -gt 0 ] && [ "$1" != -- ]; do hosts+=("$1") && shift; done
 if [ ${#hosts[@]} -eq 0 ] || [ $# -eq 0 ]; then
@@ -72,6 +73,11 @@ for name in $(compgen -e); do
 done
 logs=$run_dir/ranks
 mkdir -p "$logs" || exit 74
+if [ -z "$JAXRL_SECRET_FILE" ]; then # not in a variable: command lines can be read by everybody
+  own_secret=$(cd "$logs" && mktemp "$PWD/secret.XXXXXX") || exit 74
+  od -An -N32 -tx1 /dev/urandom | tr -d ' \n' >"$own_secret" && echo >>"$own_secret"
+fi
+environment+=("JAXRL_SECRET_FILE=${own_secret:-$JAXRL_SECRET_FILE}")
 
 # In a subshell: on_host RANK 'COMMAND LINE', which bash reads, whatever the login shell there is.
 on_host() {
@@ -138,11 +144,7 @@ while [ ${#ranks[@]} -gt 0 ]; do
     if [ $ended -ne 75 ]; then
       echo "rank $rank on ${hosts[rank]} ended with status $ended: $logs/$rank.log" >&2
     fi
-    case $ended in
-      126 | 127) ended=2 ;; # no such command: the wrong Python
-      1 | 2 | 3 | 74) ;;
-      *) ended=75 ;;
-    esac
+    if again $ended; then ended=75; elif [ $ended -ge 126 ]; then ended=2; fi
     # 75 is the least of it: the others end so when they lose one.
     if [ $status -eq 0 ] || [ $status -eq 75 ]; then status=$ended; fi
     if [ -z "$timer" ]; then sleep "${GRACE:-60}" >/dev/null 2>&1 & timer=$!; fi
@@ -156,5 +158,5 @@ done
 [ -z "$timer" ] || kill "$timer"
 sleep 0.2 # for the last lines of rank 0
 kill "$tail"
-rm -f "$logs"/*.pid
+rm -f "$logs"/*.pid ${own_secret:+"$own_secret"}
 exit $status

@@ -103,6 +103,8 @@ class Box:
         begin = f"""
             set -e
             mount --bind {hosts} /etc/hosts
+            mount -t tmpfs tmpfs /run
+            mkdir /run/munge
             hostname {self.name}
             ip link set lo up
             # Slurm looks addresses up with AI_ADDRCONFIG, for which the loopback is no network.
@@ -210,7 +212,7 @@ SlurmctldHost=lab(127.0.0.1)
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={self.folder}/munge.socket,cred_expire=5
+AuthInfo=cred_expire=5
 CredType=cred/munge
 MpiDefault=none
 ProctrackType=proctrack/linuxproc
@@ -245,9 +247,8 @@ PartitionName=high Nodes=ALL PriorityTier=2 PreemptMode=OFF MaxTime=INFINITE
         key.write_bytes(os.urandom(64))
         key.chmod(0o600)
         files = [f"--{k}-file={self.folder}/munge.{k}" for k in ("key", "pid", "log", "seed")]
-        socket_file = self.folder / "munge.socket"
-        self._daemon("munged", "--foreground", "--force", f"--socket={socket_file}", *files)
-        until(socket_file.exists, self.logs)
+        self._daemon("munged", "--foreground", "--force", *files)
+        until(lambda: self._box.run("munge", "--no-input").returncode == 0, self.logs)
         self._daemon("slurmctld", "-D", "-i")
         for name in self.nodes:
             self.restart_node(name)

@@ -111,9 +111,13 @@ def test_a_network_has_named_hosts_and_cables_that_can_be_pulled():
 
 
 def test_nothing_of_a_lab_is_left():
-    with lab.Slurm(1) as cluster:
-        folder = cluster.folder
-    found = subprocess.run(["pgrep", "--full", str(folder)], capture_output=True, text=True)
+    with lab.temporary_folder() as folder:
+        with lab.Box(folder, "lab", {}) as box:
+            daemon = f"exec setsid bash -c 'sleep 600; : {folder}' &"
+            box.run("bash", "-c", daemon, stdout=None, stderr=None, capture_output=False)
+            search = ["pgrep", "--full", str(folder)]
+            lab.until(lambda: subprocess.run(search, capture_output=True).stdout, lambda: "none")
+        found = subprocess.run(search, capture_output=True, text=True)
     assert found.stdout == ""
     assert not folder.exists()
 
@@ -293,6 +297,8 @@ def test_mpirun(world, path, reference):
 def submit(slurm, world, run_dir, python, *options):
     environment = world.environment | {"PYTHON": python, "RUN_DIR": str(run_dir)}
     few = [f"--chdir={world.folder}", "--cpus-per-task=1", *options]
+    if not (world.folder / "launch").exists():
+        (world.folder / "launch").symlink_to(LAUNCH)
     small = world.small(run_dir)
     del small[small.index("--run_dir") :]
     return slurm.submit(*few, LAUNCH / "slurm.sbatch", *small, env=environment)
@@ -308,11 +314,45 @@ def advance(slurm, job, run_dir):
     )
 
 
-def test_a_bare_srun(slurm, world, path, reference):
+def test_a_bare_srun_without_a_home_that_the_nodes_share(slurm, world, path, reference):
+    """Its processes know each other by munge, as Slurm does."""
+    home = world.folder / "homes" / path.name
+    own_home = f'mkdir -p {home}/$SLURM_PROCID; HOME={home}/$SLURM_PROCID exec "$@"'
     train = [sys.executable, "-m", "jaxrl_scale.train", *world.small(path)]
-    done = slurm.run("srun", "-N2", "-n4", *train, env=world.environment, timeout=PATIENCE)
+    command = ["srun", "-N2", "-n4", "bash", "-c", own_home, "bash", *train]
+    done = slurm.run(*command, env=world.environment, timeout=PATIENCE)
     well(Ended(done.returncode, done.stdout, done.stderr))
+    assert len(list(home.iterdir())) == 4
+    assert list(home.rglob("secret")) == []
     assert_same_run(path, reference)
+
+
+FORGE = """
+import os
+from jaxrl_scale.parallel.secret import Munge
+proof = Munge().prove(b"this")
+assert Munge().check(b"this", proof)
+assert not Munge().check(b"this", proof), "it was read before"
+assert not Munge().check(b"that", Munge().prove(b"this"))
+assert not Munge().check(b"this", b"MUNGE:AwQFAACm:")
+for_root = Munge().prove(b"this")
+os.setuid(65534)
+assert not Munge().check(b"this", for_root), "it is for root alone"
+others = os.popen("munge --string=" + __import__("hashlib").sha256(b"this").hexdigest()).read()
+print(others)
+"""
+
+
+def test_munge_tells_who_proved_what(slurm, world):
+    forge = slurm.run(sys.executable, "-c", FORGE, env=world.environment)
+    assert forge.returncode == 0, forge.stderr
+    # Another user's, for everybody to read, with the right content.
+    check = "import sys; from jaxrl_scale.parallel.secret import Munge; "
+    check += "sys.exit(Munge().check(b'this', sys.argv[1].encode()))"
+    others = forge.stdout.strip()
+    assert others.startswith("MUNGE:")
+    command = [sys.executable, "-c", check, others]
+    assert slurm.run(*command, env=world.environment).returncode == 0
 
 
 def test_a_slurm_job_that_is_preempted_and_signalled_is_requeued_and_ends_the_same(
