@@ -127,9 +127,12 @@ def test_nothing_of_a_lab_is_left():
 STAND_IN = """
 import json, os, signal, sys, time
 rank = os.environ["JAX_PROCESS_ID"]
+secret = os.environ["JAXRL_SECRET_FILE"]
 signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))
 print(json.dumps({"rank": rank, "of": os.environ["JAX_NUM_PROCESSES"], "options": sys.argv[1:],
-                  "meet": os.environ["JAX_COORDINATOR_ADDRESS"], "in": os.getcwd()}), flush=True)
+                  "meet": os.environ["JAX_COORDINATOR_ADDRESS"], "in": os.getcwd(),
+                  "secret": open(secret).read(), "mode": os.stat(secret).st_mode & 0o777,
+                  "given": open("/proc/self/cmdline").read() + str(os.environ)}), flush=True)
 accident = json.loads(os.environ.get("XLA_ACCIDENT", "{}")).get(rank, 0)
 if accident == "sleep":
     time.sleep(60)
@@ -177,6 +180,10 @@ def test_ranks_are_told_where_they_stand_and_log_apart(ranks):
         assert re.fullmatch(r"a:2\d{4}", s["meet"])
         assert s["meet"] == said[0]["meet"]
         assert s["in"] == str(ranks.folder)
+        assert s["secret"] == said[0]["secret"]
+        assert len(s["secret"].strip()) == 64
+        assert s["mode"] == 0o600
+        assert s["secret"].strip() not in s["given"]  # which others may read, or may be logged
         assert s["options"] == [
             "--config",
             "configs/c.py",
