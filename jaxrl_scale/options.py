@@ -22,6 +22,10 @@ from jaxrl_scale.errors import RunError, nearest
 
 T = TypeVar("T")
 
+_LARGEST = {int: 2**63 - 1, float: 3e38}
+"""Bounds of numbers that have no other: of whole ones, so that messages about products of sizes
+stay readable; of others, because programs compute with them in float32."""
+
 
 class Sizes(Protocol):
     """What an algorithm reads of a run's config: its own options, sizes, and the network."""
@@ -137,25 +141,36 @@ def check_fields(config: Any, prefix: str) -> None:
         if f.name == "algo":
             continue
         value, hint, name = getattr(config, f.name), hints[f.name], prefix + f.name
+        said = f"{name}={_shown(value)} should"
         if not has_type(value, hint):
-            raise RunError(
-                f"{name}={value!r} should be {type_name(hint)}{nearest_choice(value, hint)}"
-            )
+            raise RunError(f"{said} be {type_name(hint)}{nearest_choice(value, hint)}")
         if isinstance(value, dict) and not _is_plain(value):
-            raise RunError(
-                f"{name}={value!r} should hold finite numbers, texts and lists: it becomes JSON"
-            )
-        low, high = f.metadata.get("low"), f.metadata.get("high")
+            raise RunError(f"{said} hold finite numbers, texts and lists, because it becomes JSON")
+        low, high, above = (f.metadata.get(bound) for bound in ("low", "high", "above"))
         for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, bool) or not isinstance(number, int | float):
+                continue
             if isinstance(number, float) and not math.isfinite(number):
-                raise RunError(f"{name}={value!r} should be a finite number")
-            if number is not None and low is not None and number < low:
-                raise RunError(f"{name}={value!r} should be at least {low}")
-            above = f.metadata.get("above")
-            if number is not None and above is not None and number <= above:
-                raise RunError(f"{name}={value!r} should be above {above}")
-            if number is not None and high is not None and number > high:
-                raise RunError(f"{name}={value!r} should be at most {high}")
+                raise RunError(f"{said} be a finite number")
+            if low is not None and number < low:
+                raise RunError(f"{said} be at least {low}")
+            if above is not None and number <= above:
+                raise RunError(f"{said} be above {above}")
+            largest = _LARGEST[type(number)] if high is None else high
+            if number > largest:
+                raise RunError(f"{said} be at most {largest}")
+
+
+def short(text: str) -> str:
+    """A text for an error message, cut after 60 characters."""
+    return text if len(text) <= 60 else text[:59] + "…"
+
+
+def _shown(value: Any) -> str:
+    try:
+        return short(repr(value))
+    except ValueError:  # Python writes no whole number of more than 4,300 digits
+        return short(hex(value))
 
 
 def has_type(value: Any, hint: Any) -> bool:

@@ -47,7 +47,7 @@ class Config:
     epochs: int = common.epochs(4)
     minibatch_size: int = common.minibatch_size(2048)
     clip_epsilon: float = option(
-        0.2, "the objective is flat where the likelihood ratio leaves 1 ± this", low=0
+        0.2, "the objective is flat where the likelihood ratio leaves 1 ± this", above=0
     )
     clip_value: bool = option(False, "clip the value loss by clip_epsilon too")
     entropy_coef: float = common.entropy_coef()

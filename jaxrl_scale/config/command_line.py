@@ -26,7 +26,7 @@ from jaxrl_scale.errors import (
     one_line,
     status_table,
 )
-from jaxrl_scale.options import check_fields, nearest_choice, type_name
+from jaxrl_scale.options import check_fields, nearest_choice, short, type_name
 
 
 def load(argv: Sequence[str]) -> tuple[Config, str, str | None]:
@@ -221,7 +221,8 @@ def _convert(name: str, text: str, hint: Any) -> Any:
         return _parse(text, hint)
     except ValueError:
         raise RunError(
-            f"--{name}={one_line(text)} should be {type_name(hint)}{nearest_choice(text, hint)}"
+            f"--{name}={short(one_line(text))} should be {type_name(hint)}"
+            f"{nearest_choice(text, hint)}"
         ) from None
 
 
