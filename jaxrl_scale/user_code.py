@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import jax
+
 from jaxrl_scale.errors import RunError, nearest, one_line
 
 
@@ -90,6 +92,22 @@ def describe(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         message = f"{message or 'None'}, which would end the program"
     return f"{place}: {type(error).__name__}" + (f": {one_line(message)}" if message else "")
+
+
+def show_arrays(tree: Any) -> str:
+    """A tree of abstract arrays in JAX's notation: ``(float32[4], {'time': int32[]})``."""
+    if isinstance(tree, jax.ShapeDtypeStruct):
+        return f"{tree.dtype}[{','.join(map(str, tree.shape))}]"
+    if fields := getattr(tree, "_fields", None):
+        parts = ", ".join(f"{k}={show_arrays(v)}" for k, v in zip(fields, tree, strict=True))
+        text = f"{type(tree).__name__}({parts})"
+    elif isinstance(tree, tuple | list):
+        text = f"({', '.join(map(show_arrays, tree))})"
+    elif isinstance(tree, dict):
+        text = "{" + ", ".join(f"{k!r}: {show_arrays(v)}" for k, v in tree.items()) + "}"
+    else:
+        text = "None" if tree is None else f"a {type(tree).__name__}"
+    return text if len(text) <= 200 else f"{text[:200]}…"
 
 
 def _place(error: BaseException) -> str:

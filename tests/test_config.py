@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, get_args, get_origin, get_type_hints
 
 import flax.linen as nn
+import jax.numpy as jnp
 import pytest
 
 from jaxrl_scale import algos, config, envs, options
@@ -558,14 +559,43 @@ def test_an_environment_is_made_with_its_parameters():
     assert (env.gravity, env.length) == (5, 1.5)
 
 
-class WrongShape(nn.Module):
-    """Returns three policies' worth of outputs and a value that kept its last axis."""
+class Linear(nn.Module):
+    """Returns what its subclasses make of a policy and a value."""
 
     policy_size: int
 
     @nn.compact
     def __call__(self, obs):
-        return nn.Dense(3 * self.policy_size)(obs), nn.Dense(1)(obs)
+        return self.outputs(nn.Dense(self.policy_size)(obs), nn.Dense(1)(obs))
+
+
+class WrongShape(Linear):
+    def outputs(self, policy, value):
+        return policy, value
+
+
+class PolicyOnly(Linear):
+    def outputs(self, policy, value):
+        return policy
+
+
+class Nothing(Linear):
+    def outputs(self, policy, value):
+        return None
+
+
+class Half(Linear):
+    def outputs(self, policy, value):
+        return policy.astype(jnp.float16), value[..., 0]
+
+
+class Typo(Linear):
+    def outputs(self, policy, value):
+        return polic, value[..., 0]  # noqa: F821
+
+
+class MoreFields(Linear):
+    width: int
 
 
 @pytest.mark.parametrize(
@@ -576,7 +606,20 @@ class WrongShape(nn.Module):
         ("no_such_module:Net", "network 'no_such_module:Net': there is no module 'no_such_module'"),
         (f"{__name__}:WrongShap", r"has no 'WrongShap'; did you mean WrongShape\?"),
         ("os:system", "'system' was not called, because it should be a flax.linen.Module class"),
-        (f"{__name__}:WrongShape", r"returns shapes \(\(2, 6\), \(2, 1\)\) for 2 observations"),
+        (
+            f"{__name__}:WrongShape",
+            r"WrongShape', called with observations float32\[2,4\], returned \(float32\[2,2\], "
+            r"float32\[2,1\]\); it should return \(policy, value\), \(float32\[2,2\], float32\[2\]",
+        ),
+        (f"{__name__}:PolicyOnly", r"returned float32\[2,2\]; it should return \(policy, value\)"),
+        (f"{__name__}:Nothing", r"returned None; it should return \(policy, value\)"),
+        (f"{__name__}:Half", r"returned \(float16\[2,2\], float32\[2\]\); it should return"),
+        (f"{__name__}:Typo", r"Typo', called .*test_config.py, line \d+: NameError: name 'polic'"),
+        (
+            f"{__name__}:MoreFields",
+            "cannot be made with policy_size=2: TypeError: .*missing 1 required .*'width'; it "
+            "should have one required field, policy_size: int",
+        ),
     ],
 )
 def test_a_network_that_does_not_fit_is_refused(network, said):
@@ -806,7 +849,10 @@ def command(*argv, folder=REPOSITORY):
         ),
         (["--num_envs=100"], "try num_envs=104"),
         (["--env=CartPol-v1"], "Did you mean 'CartPole-v1'?"),
-        (["--network=tests.test_config:WrongShape"], "returns shapes ((2, 6), (2, 1))"),
+        (
+            ["--network=tests.test_config:WrongShape"],
+            "returned (float32[2,2], float32[2,1]); it should return",
+        ),
     ],
 )
 def test_the_command_tells_a_mistake_in_one_line_and_exits_with_2(argv, said):

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.types import Box, Discrete, EnvSpec, TimeStep
-from jaxrl_scale.user_code import describe
+from jaxrl_scale.user_code import describe, show_arrays
 
 _LARGEST = 2**31 - 1
 
@@ -44,7 +44,7 @@ def check_env(env: Any, name: str | None = None) -> None:
     key = jax.eval_shape(lambda: jax.random.key(0))
     returned = _trace(what, env, "reset(key)", key)
     if not (isinstance(returned, tuple) and len(returned) == 2):
-        _refuse(what, "reset", returned, f"(state, observation {_shown(observation)})")
+        _refuse(what, "reset", returned, f"(state, observation {show_arrays(observation)})")
     state, seen = returned
     _check_array(what, "reset", "observation", seen, observation, "spec says")
 
@@ -144,15 +144,15 @@ def _check_state(what: str, before: Any, after: Any) -> None:
     structures: list[Any] = [jax.tree.structure(before), jax.tree.structure(after)]
     if structures[0] != structures[1]:
         raise RunError(
-            f"{what}: reset returned the state {_shown(before)} and step returned the state "
-            f"{_shown(after)}; {should}"
+            f"{what}: reset returned the state {show_arrays(before)} and step returned the state "
+            f"{show_arrays(after)}; {should}"
         )
     named, others = jax.tree_util.tree_flatten_with_path(before)[0], jax.tree.leaves(after)
     for (path, one), other in zip(named, others, strict=True):
         if (one.shape, one.dtype) != (other.shape, other.dtype):
             raise RunError(
-                f"{what}: state{jax.tree_util.keystr(path)} is {_shown(one)} after reset and "
-                f"{_shown(other)} after step; {should}"
+                f"{what}: state{jax.tree_util.keystr(path)} is {show_arrays(one)} after reset and "
+                f"{show_arrays(other)} after step; {should}"
             )
 
 
@@ -162,33 +162,17 @@ def _check_array(what: str, method: str, part: str, found: Any, should: Any, sou
         should.dtype,
     ):
         raise RunError(
-            f"{what}: {method} returned {part} {_shown(found)}, {source} {_shown(should)}"
+            f"{what}: {method} returned {part} {show_arrays(found)}, {source} {show_arrays(should)}"
         )
 
 
 def _refuse(what: str, method: str, returned: Any, should: str) -> NoReturn:
-    raise RunError(f"{what}: {method} returned {_shown(returned)}; it should return {should}")
+    raise RunError(f"{what}: {method} returned {show_arrays(returned)}; it should return {should}")
 
 
 def _refuse_value(what: str, name: str, value: Any, should: str) -> NoReturn:
     shown = " ".join(repr(value).split())
     raise RunError(f"{what}: {name}={shown[:100]} should be {should}")
-
-
-def _shown(tree: Any) -> str:
-    """A tree of abstract arrays in JAX's notation: ``(float32[4], {'time': int32[]})``."""
-    if isinstance(tree, jax.ShapeDtypeStruct):
-        return f"{tree.dtype}[{','.join(map(str, tree.shape))}]"
-    if fields := getattr(tree, "_fields", None):
-        parts = ", ".join(f"{k}={_shown(v)}" for k, v in zip(fields, tree, strict=True))
-        text = f"{type(tree).__name__}({parts})"
-    elif isinstance(tree, tuple | list):
-        text = f"({', '.join(map(_shown, tree))})"
-    elif isinstance(tree, dict):
-        text = "{" + ", ".join(f"{k!r}: {_shown(v)}" for k, v in tree.items()) + "}"
-    else:
-        text = "None" if tree is None else f"a {type(tree).__name__}"
-    return text if len(text) <= 200 else f"{text[:200]}…"
 
 
 def _type_name(value: Any) -> str:

@@ -22,7 +22,7 @@ from flax.linen.initializers import orthogonal, zeros_init
 from jaxrl_scale.errors import RunError, nearest
 from jaxrl_scale.options import Sizes
 from jaxrl_scale.types import Array, Box, Discrete, EnvSpec, Key, PyTree
-from jaxrl_scale.user_code import load_by_name
+from jaxrl_scale.user_code import describe, errors_in_one_line, load_by_name, show_arrays
 
 _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "tanh": jnp.tanh,
@@ -162,25 +162,19 @@ def _functions(module: nn.Module, spec: EnvSpec) -> tuple[Callable[..., Any], Ca
 
 
 def _check(config: Sizes, spec: EnvSpec, module: nn.Module, size: int) -> None:
-    """Raise a `RunError` where the outputs do not have the shapes that they should."""
+    """Raise a `RunError` unless a network from outside the package returns what it should."""
     if ":" not in config.network:
         return
-    name = config.network
     obs = jax.ShapeDtypeStruct((2, *spec.observation_shape), spec.observation_dtype)
+    should = (jax.ShapeDtypeStruct((2, size), jnp.float32), jax.ShapeDtypeStruct((2,), jnp.float32))
+    what = f"network {config.network!r}, called with observations {show_arrays(obs)}"
     init, apply = _functions(module, spec)
-    try:
-        out = jax.eval_shape(lambda o: apply(init(jax.random.key(0)), o), obs)
-        shapes = tuple(x.shape for x in out)
-    except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else ""
+    with errors_in_one_line(what):
+        out = jax.eval_shape(lambda obs: apply(init(jax.random.key(0)), obs), obs)
+    if show_arrays(out) != show_arrays(should):
         raise RunError(
-            f"network {name} does not accept observations of shape {spec.observation_shape}: "
-            f"{type(error).__name__}: {reason}"
-        ) from error
-    if shapes != ((2, size), (2,)):
-        raise RunError(
-            f"network {name} returns shapes {shapes} for 2 observations; it should return "
-            f"(policy, value) of shapes {((2, size), (2,))}"
+            f"{what}, returned {show_arrays(out)}; it should return (policy, value), "
+            f"{show_arrays(should)}"
         )
 
 
@@ -231,10 +225,10 @@ def _policy_and_value(config: Sizes, spec: EnvSpec, policy: Policy) -> nn.Module
     build = load_by_name("network", config.network, _is_module, wanted)
     try:
         return build(policy_size=policy.size)
-    except TypeError as error:
+    except Exception as error:
         raise RunError(
-            f"network {config.network} cannot be made with policy_size={policy.size}: {error}; "
-            "it should be a flax module whose one required field is policy_size: int"
+            f"network {config.network!r} cannot be made with policy_size={policy.size}"
+            f"{describe(error)}; it should have one required field, policy_size: int"
         ) from error
 
 
