@@ -1,18 +1,21 @@
 """Reinforcement learning in JAX, from the physics to the gradient, on any number of devices.
 
-``from jaxrl_scale import Config, load, train``. Nothing is imported before it is asked for,
-so that the commands can set JAX up first.
+``from jaxrl_scale import Config, load, train``. A name is imported when it is first used, so that
+the commands can set up JAX before it is imported.
 """
 
+import importlib
 import os
 import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+__all__ = ["Config", "load", "train"]
+
 if TYPE_CHECKING:
-    from jaxrl_scale.config import Config as Config
-    from jaxrl_scale.loop.agent import load as load
-    from jaxrl_scale.train import train as train
+    from jaxrl_scale.config import Config
+    from jaxrl_scale.loop.agent import load
+    from jaxrl_scale.train import train
 
 # XLA's C++ log would be written into progress bars and results. XLA reads this variable when JAX is
 # imported, so it is set here, before any module of the package imports JAX.
@@ -32,17 +35,18 @@ class _Package(ModuleType):
 sys.modules[__name__].__class__ = _Package
 
 
+_HOMES = {
+    "Config": "jaxrl_scale.config",
+    "load": "jaxrl_scale.loop.agent",
+    "train": "jaxrl_scale.train",
+}
+
+
 def __getattr__(name: str) -> Any:
-    if name == "Config":
-        from jaxrl_scale.config import Config
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
 
-        return Config
-    if name == "load":
-        from jaxrl_scale.loop.agent import load
 
-        return load
-    if name == "train":
-        from jaxrl_scale.train import train
-
-        return train
-    raise AttributeError(f"module 'jaxrl_scale' has no attribute {name!r}")
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
