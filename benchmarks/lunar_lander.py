@@ -204,7 +204,7 @@ def policy_there(name: str, member: int, games: list) -> Callable[[np.ndarray, b
         layers = dict(np.load(name))
         return lambda obs, first: network(layers, obs, np)
     agent = loaded(name)
-    agent.member = member
+    agent.index = member
     agent.reset(member)
     return lambda obs, first: agent.act(obs, is_first=np.full(len(obs), first))
 

@@ -240,9 +240,9 @@ def test_what_is_no_array_of_numbers_is_no_observation(agent):
             agent.act(wrong)
 
 
-def test_a_member_that_the_run_does_not_have_cannot_be_loaded(run):
-    with pytest.raises(RunError, match="member=1, but the run has members 0 to 0"):
-        load(run, member=1)
+def test_an_agent_that_the_run_does_not_have_cannot_be_loaded(run):
+    with pytest.raises(RunError, match="agent=1: the run has one agent, 0"):
+        load(run, agent=1)
 
 
 def untrained(scale=1, **options):

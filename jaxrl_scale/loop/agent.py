@@ -16,46 +16,48 @@ from jaxrl_scale import envs
 from jaxrl_scale.config import Config, files
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.loop import rollout
-from jaxrl_scale.loop.evaluator import NO_LIMIT, Evaluator
+from jaxrl_scale.loop.evaluator import LONGEST_EPISODE, Evaluator
+from jaxrl_scale.loop.keys import agent_seeds
 from jaxrl_scale.loop.runner import Runner
 from jaxrl_scale.parallel import backend
-from jaxrl_scale.records import checkpoint as checkpoints
+from jaxrl_scale.records.checkpoint import restore
 from jaxrl_scale.types import Algorithm, Box, Environment, PyTree
-
-# --- a trained run, loaded ------------------------------------------------------------------
 
 
 @dataclass
 class Agent:
-    """The trained policies of a run. ``member`` picks one of ``num_seeds``."""
+    """A trained agent that acts, with the other agents of its run beside it.
+
+    It computes with the run's ``matmul_precision``, whatever is set in JAX.
+    """
 
     config: Config
     env: Environment
     algo: Algorithm
-    actor: PyTree  # [P, ...]
+    actor: PyTree  # [P, ...] of all agents of the run
     iteration: int
-    member: int = 0
-    failed: Collection[int] = ()  # members whose loss was no longer finite
+    index: int = 0  # of the agent that acts
+    failed: Collection[int] = ()  # the agents whose loss was no longer finite
 
     def __post_init__(self) -> None:
-        self._act = jax.jit(self.algo.act, static_argnums=6)
+        self._compiled_act = jax.jit(self.algo.act, static_argnums=6)
         self.reset()
 
     def reset(self, seed: int = 0) -> None:
-        """Forget what a recurrent policy remembers; reseed the sampling."""
+        """Forget what a recurrent policy remembers, and seed the sampling of actions."""
         self._carry: PyTree = None
         self._key = jax.random.key(seed)
-
-    @property
-    def member_actor(self) -> PyTree:
-        return jax.tree.map(lambda x: x[self.member], self.actor)
 
     def act(
         self, obs: np.ndarray, greedy: bool = True, is_first: np.ndarray | None = None
     ) -> np.ndarray:
-        """The action for one observation ``[*shape]`` or for a batch ``[B, *shape]``.
+        """The action for one observation ``[*shape]``, or those for a batch ``[B, *shape]``.
 
-        ``is_first`` (``[B]`` bool) matters to recurrent policies only.
+        Args:
+          obs: what the agent sees.
+          greedy: take the best action instead of a sampled one.
+          is_first: ``[B]`` bool, whether an observation opens an episode. It matters to recurrent
+            policies only, which forget there.
         """
         spec = self.env.spec
         try:
@@ -73,38 +75,43 @@ class Agent:
             self._carry = self.algo.init_carry(len(batch))
         first = np.zeros(len(batch), bool) if is_first is None else np.asarray(is_first)
         self._key, key = jax.random.split(self._key)
-        action, self._carry, _ = self._act(
-            self.member_actor, None, self._carry, batch, first, key, greedy
-        )
+        actor = jax.tree.map(lambda x: x[self.index], self.actor)
+        with jax.default_matmul_precision(self.config.matmul_precision):
+            action, self._carry, _ = self._compiled_act(
+                actor, None, self._carry, batch, first, key, greedy
+            )
         out = np.asarray(action)
         if isinstance(spec.action, Box):
             out = np.clip(out, spec.action.low, spec.action.high)
         return out[0] if one else out
 
     def evaluate(self, episodes: int = 128, greedy: bool = True) -> np.ndarray:
-        """Returns ``[P, episodes]`` of all members in our environment."""
+        """Play whole episodes in our environment with all agents of the run. Returns
+        ``[P, episodes]``."""
         placement = backend.place(self.config.replace(devices=None), jax.local_devices())
-        seeds = Runner(self.config, self.env, placement).seeds
-        return Evaluator(self.env, self.algo, placement, episodes, greedy)(self.actor, seeds)
+        evaluator = Evaluator(self.env, self.algo, placement, episodes, greedy)
+        with jax.default_matmul_precision(self.config.matmul_precision):
+            return evaluator(self.actor, agent_seeds(self.config))
 
     def evaluate_in_gymnasium(
-        self, episodes: int = 128, greedy: bool = True, members: Sequence[int] | None = None
+        self, episodes: int = 128, greedy: bool = True, agents: Sequence[int] | None = None
     ) -> np.ndarray:
-        """Returns ``[members, episodes]`` in real Gymnasium.
+        """Play whole episodes in real Gymnasium, with all agents or with those named. Returns
+        ``[agents, episodes]``.
 
-        Episode ``i`` of member ``k`` is seeded with ``k * episodes + i``: with the same starts for
-        all members their returns would be no independent samples, and a pooled standard error
-        too small.
+        Episode ``i`` of agent ``k`` is seeded with ``k * episodes + i``. If all agents had the same
+        starts, their returns would be no independent samples, and the standard error of their
+        mean would come out too small.
         """
         import gymnasium
 
         games = gymnasium.vector.SyncVectorEnv([self.make_in_gymnasium] * episodes)
-        chosen = range(self.config.num_seeds) if members is None else members
-        before = self.member
+        chosen = range(self.config.num_seeds) if agents is None else agents
+        before = self.index
         try:
-            returns = [self._play_in_gymnasium(games, member, greedy) for member in chosen]
+            returns = [self._play_in_gymnasium(games, agent, greedy) for agent in chosen]
         finally:
-            self.member = before
+            self.index = before
             games.close()
         return np.stack(returns)
 
@@ -124,10 +131,10 @@ class Agent:
         except TypeError as error:
             raise RunError(f"{name} in Gymnasium cannot be made with {kwargs}: {error}") from None
 
-    def _play_in_gymnasium(self, games: Any, member: int, greedy: bool) -> np.ndarray:
-        self.member = member
-        self.reset(member)
-        first_seed = member * games.num_envs
+    def _play_in_gymnasium(self, games: Any, agent: int, greedy: bool) -> np.ndarray:
+        self.index = agent
+        self.reset(agent)
+        first_seed = agent * games.num_envs
         obs, _ = games.reset(seed=list(range(first_seed, first_seed + games.num_envs)))
         returns, done = np.zeros(games.num_envs), np.zeros(games.num_envs, bool)
         first = ~done
@@ -143,36 +150,46 @@ class Agent:
         render = getattr(self.env, "render", None)
         if render is None:
             raise RunError(f"{self.env.spec.id} has no render(state) method, so no video")
-        self.reset(seed)
-        key = jax.random.key(seed)
-        envs = jax.jit(lambda k: rollout.reset(self.env, k, 1))(key)
-        step = jax.jit(lambda keys, envs, action: rollout.step(self.env, keys, envs, action))
-        frames = []
-        for t in range(self.env.spec.max_episode_steps or NO_LIMIT):
-            frames.append(render(jax.tree.map(lambda x: np.asarray(x)[0], envs.state)))
-            action = self.act(np.asarray(envs.obs), greedy, np.asarray(envs.is_first))
-            keys = jax.random.split(jax.random.fold_in(key, t), (1, 2))
-            envs, _ = step(keys, envs, jnp.asarray(action))
-            if bool(envs.ended[0]):
+        key_act, key_reset, key_steps = jax.random.split(jax.random.key(seed), 3)
+        self.reset()
+        self._key = key_act
+        game = jax.jit(lambda key: rollout.reset(self.env, key, 1))(key_reset)
+        step = jax.jit(lambda keys, game, action: rollout.step(self.env, keys, game, action))
+
+        def frame() -> np.ndarray:
+            return render(jax.tree.map(lambda x: np.asarray(x)[0], game.state))
+
+        frames = [frame()]
+        for t in range(self.env.spec.max_episode_steps or LONGEST_EPISODE):
+            action = self.act(np.asarray(game.obs), greedy, np.asarray(game.is_first))
+            keys = jax.random.split(jax.random.fold_in(key_steps, t), (1, 2))
+            game, _ = step(keys, game, jnp.asarray(action))
+            frames.append(frame())
+            if bool(game.ended[0]):
                 break
-        frames.append(render(jax.tree.map(lambda x: np.asarray(x)[0], envs.state)))
         return frames
 
 
-def load(run_dir: str | Path, member: int = 0, checkpoint: str = "latest") -> Agent:
-    """The agent of a run directory; ``checkpoint`` is ``latest`` or ``best``.
+def load(run_dir: str | Path, agent: int = 0, checkpoint: str = "latest") -> Agent:
+    """A trained agent of a run, which may still be training.
 
-    Works while the run is still training. Raises `RunError` where there is no run or no
-    whole checkpoint.
+    Args:
+      run_dir: the directory of the run.
+      agent: which of its agents, from 0 to ``num_seeds - 1``.
+      checkpoint: ``latest``, or ``best``: the one with the best score.
+
+    Raises:
+      RunError: where there is no such run or agent, or no whole checkpoint.
     """
     run_dir = Path(run_dir)
     config = files.read_json(run_dir / "config.json")
-    if not 0 <= member < config.num_seeds:
-        raise RunError(f"member={member}, but the run has members 0 to {config.num_seeds - 1}")
+    if not 0 <= agent < config.num_seeds:
+        there = f"agents 0 to {config.num_seeds - 1}" if config.num_seeds > 1 else "one agent, 0"
+        raise RunError(f"agent={agent}: the run has {there}")
     env = envs.make(config.env, **config.env_kwargs)
     placement = backend.place(config.replace(devices=1), jax.local_devices())
     runner = Runner(config, env, placement)
-    found = checkpoints.restore(
+    found = restore(
         run_dir / "checkpoints",
         runner.abstract_state(),
         lambda text: print(text, file=sys.stderr),
@@ -180,7 +197,7 @@ def load(run_dir: str | Path, member: int = 0, checkpoint: str = "latest") -> Ag
     )
     if found is None:
         raise RunError(f"{run_dir} has no checkpoint yet")
-    iteration, state, meta = found
-    failed = [int(k) for k in meta["progress"]["failed"]]
+    iteration, state, saved = found
+    failed = [int(k) for k in saved["progress"]["failed"]]
     actor = runner.algo.actor(state.shared.algo, state.shared.iteration)
-    return Agent(config, env, runner.algo, actor, iteration, member, failed)
+    return Agent(config, env, runner.algo, actor, iteration, agent, failed)

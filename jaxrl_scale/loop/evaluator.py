@@ -8,34 +8,31 @@ import jax
 import numpy as np
 
 from jaxrl_scale.loop import rollout
-from jaxrl_scale.loop.keys import EVALUATE, member_key
+from jaxrl_scale.loop.keys import EVALUATE, agent_key
 from jaxrl_scale.parallel.placement import Placement
 from jaxrl_scale.types import Algorithm, Array, Environment, Key, PyTree
 
-NO_LIMIT = 10_000
+LONGEST_EPISODE = 10_000
 """Steps after which an episode of an environment without a time limit is cut."""
 
 
-# --- evaluation of all members --------------------------------------------------------------
-
-
 class Evaluator:
-    """Plays whole episodes with every member; compiled once, at its first use.
+    """Plays whole episodes with every agent. It is compiled at its first use.
 
-    A member's episodes are played by one inner program on one device, so that the result
-    does not depend on the devices either.
+    An agent's episodes are played by one inner program on one device, so that the result does not
+    depend on the devices either.
     """
 
     def __init__(
         self, env: Environment, algo: Algorithm, placement: Placement, episodes: int, greedy: bool
     ):
-        limit = env.spec.max_episode_steps or NO_LIMIT
+        limit = env.spec.max_episode_steps or LONGEST_EPISODE
 
         def play(actor: PyTree, carry: PyTree, obs: Array, is_first: Array, key: Key) -> Any:
             action, carry, _ = algo.act(actor, None, carry, obs, is_first, key, greedy)
             return action, carry
 
-        def play_member(actor: PyTree, seed: Array) -> Array:
+        def play_agent(actor: PyTree, seed: Array) -> Array:
             returns, _ = rollout.play_episodes(
                 env,
                 play,
@@ -43,20 +40,21 @@ class Evaluator:
                 algo.init_carry(episodes),
                 episodes,
                 limit,
-                member_key(seed, EVALUATE),
+                agent_key(seed, EVALUATE),
             )
             return returns
 
-        self._play = lambda actor, seeds: placement.map_members(play_member, actor, seeds)
+        self._play = lambda actor, seeds: placement.map_members(play_agent, actor, seeds)
         self._play_all = lambda *args: placement.publish(self._play(*args))
         self._placement = placement
         self._compiled: Any = None
 
     def __call__(self, actor: PyTree, seeds: np.ndarray) -> np.ndarray:
-        """Undiscounted returns ``[P, episodes]`` of the members' ``actor [P_own, …]``.
+        """Undiscounted returns ``[P, episodes]``. The same seeds start the same episodes at every
+        call.
 
-        Whole members on devices: every process must call it, with those that it holds. Else one
-        process is enough. The same seeds start the same episodes at every call.
+        Where whole agents are placed on devices, every process has to call it with the agents that
+        it holds, ``actor [P_own, …]`` and ``seeds [P_own]``. Else one process is enough.
         """
         placement = self._placement
         args = (actor, seeds)

@@ -8,14 +8,21 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from jaxrl_scale.config import Config
 from jaxrl_scale.types import Array, Key
 
 INIT, COLLECT, UPDATE, EVALUATE = range(4)
 """What random numbers are drawn for."""
 
 
-def member_key(seed: Array, purpose: int, iteration: Array | int = 0) -> Key:
+def agent_seeds(config: Config) -> np.ndarray:
+    """Agent ``k`` has seed ``config.seed + k``: ``[P]`` uint32."""
+    return config.seed + np.arange(config.num_seeds, dtype=np.uint32)
+
+
+def agent_key(seed: Array, purpose: int, iteration: Array | int = 0) -> Key:
     """The key of one agent for one purpose, the same on all devices.
 
     The two words of the key are the seed and the iteration, which are below 2**31 (`config.check`),

@@ -17,7 +17,7 @@ from jaxrl_scale import algos
 from jaxrl_scale.config import Config
 from jaxrl_scale.loop import rollout
 from jaxrl_scale.loop.evaluator import Evaluator
-from jaxrl_scale.loop.keys import COLLECT, INIT, UPDATE, member_key
+from jaxrl_scale.loop.keys import COLLECT, INIT, UPDATE, agent_key
 from jaxrl_scale.loop.prepare import check_memory, num_bytes
 from jaxrl_scale.parallel.machine import peak_memory_mb
 from jaxrl_scale.parallel.placement import Placement, first_on_host
@@ -95,7 +95,7 @@ class Runner:
     # --- one device's part of one member ----------------------------------------------------
 
     def _init_member(self, seed: Array, numbers: PyTree) -> State:
-        key_shared, key_envs, key_local = jax.random.split(member_key(seed, INIT), 3)
+        key_shared, key_envs, key_local = jax.random.split(agent_key(seed, INIT), 3)
 
         def init_shard(index: Array) -> Local:
             num_envs = self.config.envs_per_shard
@@ -110,8 +110,8 @@ class Runner:
 
     def _step_member(self, state: State) -> tuple[State, Metrics]:
         shared, local = state
-        key_collect = member_key(shared.seed, COLLECT, shared.iteration)
-        key_update = member_key(shared.seed, UPDATE, shared.iteration)
+        key_collect = agent_key(shared.seed, COLLECT, shared.iteration)
+        key_update = agent_key(shared.seed, UPDATE, shared.iteration)
         actor = self.algo.actor(shared.algo, shared.iteration)
 
         def collect_shard(index: Array, local: Local) -> tuple[Any, ...]:
