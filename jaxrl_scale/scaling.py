@@ -23,7 +23,6 @@ import dataclasses
 import itertools
 import json
 import os
-import platform
 import shlex
 import signal
 import subprocess
@@ -44,7 +43,8 @@ from jaxrl_scale.errors import UNFINISHED, RunError
 from jaxrl_scale.options import largest_divisor
 from jaxrl_scale.parallel.machine import free_port, visible_cores, visible_gpus
 from jaxrl_scale.records import statistics
-from jaxrl_scale.records.run_directory import io_errors, plain, short, versions, write_atomically
+from jaxrl_scale.records.provenance import describe_machine
+from jaxrl_scale.records.run_directory import io_errors, plain, short, write_atomically
 from jaxrl_scale.records.runs import Trace, at, finished, last_error, read_object, read_trace
 from jaxrl_scale.records.terminal import compact, duration, number
 
@@ -352,20 +352,6 @@ def prepare(folder: Path, config: str, options: Sequence[str], points: Sequence[
     )
 
 
-def describe_machine() -> dict[str, Any]:
-    """For the head of the table."""
-    names = [line.split(":")[1].strip() for line in _lines("/proc/cpuinfo") if "model name" in line]
-    found = versions()
-    wanted = ("python", "jaxrl_scale", "jax", "jaxlib")
-    return {
-        "processor": names[0] if names else platform.processor() or platform.machine(),
-        "cores": len(visible_cores()),
-        "system": platform.platform(),
-        "versions": {name: found[name] for name in wanted if name in found},
-        "date": time.strftime("%Y-%m-%d"),
-    }
-
-
 def read_study(folder: Path) -> tuple[dict[str, Any], list[Result]]:
     """``study.json`` and the results of those points that have finished runs."""
     study = read_object(folder / "study.json")
@@ -401,10 +387,6 @@ def write_results(folder: Path, worst: float | None = None) -> None:
     print(files["scaling.md"].decode())
     for name in ("scaling.md", "scaling.json", "scaling.png"):
         print(f"wrote {short(folder / name)}")
-
-
-def _lines(path: str) -> list[str]:
-    return Path(path).read_text().splitlines() if Path(path).exists() else []
 
 
 def _write(path: Path, data: Any) -> None:

@@ -25,7 +25,7 @@ from jaxrl_scale.loop.stop import StopRequest
 from jaxrl_scale.parallel import backend
 from jaxrl_scale.parallel.cluster import find
 from jaxrl_scale.parallel.hosts import Hosts, join
-from jaxrl_scale.records import run_directory
+from jaxrl_scale.records import provenance, run_directory
 from jaxrl_scale.records.checkpoint import Checkpoints
 from jaxrl_scale.records.log import STATUSES, Log
 from jaxrl_scale.records.progress import Clock
@@ -177,7 +177,7 @@ def _checked(config: Config | None, resume: str | Path | None) -> Config:
 
 def _settings(config: Config, resume: str | Path | None) -> dict[str, str]:
     """What has to be the same in all processes of a run."""
-    versions = run_directory.versions()
+    versions = provenance.versions()
     return {
         **{option: str(value) for option, value in files.flatten(config).items()},
         "resume": str(resume),

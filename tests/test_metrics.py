@@ -23,7 +23,7 @@ import pytest
 
 from jaxrl_scale.config import Config
 from jaxrl_scale.errors import RunError
-from jaxrl_scale.records import row_writer, run_directory, terminal, wandb_log
+from jaxrl_scale.records import provenance, row_writer, run_directory, terminal, wandb_log
 from jaxrl_scale.records import rows as records
 
 needs_full_device = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux only")
@@ -150,7 +150,7 @@ def test_a_file_system_without_locks_is_used_with_a_warning(tmp_path, monkeypatc
 
     monkeypatch.setattr(run_directory.fcntl, "flock", flock)
     run = run_directory.create(tmp_path)
-    assert "knows no locks" in run.warning
+    assert "has no locks" in run.warning
     run.close()
 
 
@@ -207,16 +207,16 @@ def test_the_commit_is_that_of_this_package_and_of_no_repository_around_it(tmp_p
         command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments]
         subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
 
-    monkeypatch.setattr(run_directory, "__file__", str(tmp_path / "records" / "run_directory.py"))
+    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "records" / "provenance.py"))
     (tmp_path / "types.py").touch()
     git("init")
     git("commit", "--allow-empty", "-m", "of others")
-    assert run_directory.git_commit() is None
+    assert provenance.git_commit() is None
     git("add", "types.py")
     git("commit", "-m", "ours")
-    assert re.fullmatch("[0-9a-f]{40}", run_directory.git_commit())
+    assert re.fullmatch("[0-9a-f]{40}", provenance.git_commit())
     (tmp_path / "types.py").write_text("changed")
-    assert re.fullmatch("[0-9a-f]{40}-dirty", run_directory.git_commit())
+    assert re.fullmatch("[0-9a-f]{40}-dirty", provenance.git_commit())
 
 
 # --- metrics.jsonl --------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 ==================  ================================================================
 ``config.json``     the resolved config; a directory that has it holds a run
 ``run.json``        ``{"starts": [...]}``: one entry for the start and for each resume, with
-                    command, host, versions, devices, commit (see `RunDirectory.record_start`)
+                    command, host, versions, devices, commit (see `jaxrl_scale.records.provenance`)
 ``metrics.jsonl``   the rows of metrics (see `jaxrl_scale.records.rows`)
 ``tensorboard/``    the same rows as TensorBoard events
 ``wandb.json``      the wandb run's id; ``wandb/`` what wandb writes
@@ -17,16 +17,11 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import functools
-import importlib.metadata
 import json
 import math
 import os
-import platform
 import shlex
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -37,17 +32,7 @@ from jaxrl_scale.config import Config
 from jaxrl_scale.config.files import to_json
 from jaxrl_scale.errors import INPUT_OUTPUT_ERROR, RunError
 from jaxrl_scale.parallel.hosts import Hosts
-
-_PACKAGES = (
-    *("jaxrl_scale", "jax", "jaxlib", "flax", "optax", "chex", "orbax-checkpoint", "numpy"),
-    *("scipy", "gymnasium", "gymnax", "envpool", "wandb", "tensorboardX"),
-    *("jax-cuda12-plugin", "jax-cuda13-plugin"),
-)
-_JAX_FLAGS = (
-    *("jax_default_matmul_precision", "jax_enable_x64", "jax_default_prng_impl"),
-    *("jax_threefry_partitionable", "jax_platforms", "jax_num_cpu_devices"),
-    *("jax_compilation_cache_dir", "jax_debug_nans"),
-)
+from jaxrl_scale.records.provenance import describe_process
 
 
 @contextmanager
@@ -59,9 +44,9 @@ def entered(
     Process 0 makes and locks it, and the other processes of the run follow.
 
     Args:
-      config: of the run. It is written down, so that from now on the run can be resumed.
-      name: the run's, unless it was given another when it was started.
-      resume: where the run is; None for a new one.
+      config: the run's config. It is written at once, so that the run can be resumed.
+      name: the name of a new run; a resumed one has the name that it was started with.
+      resume: the directory of the run to resume; ``None`` for a new run.
       hosts: the processes of the run.
     """
     wanted = os.path.abspath(resume or config.run_dir or _default_path(name))
@@ -91,15 +76,16 @@ def _default_path(name: str) -> str:
 
 
 def create(path: Path) -> RunDirectory:
-    """A directory for a new run, made where it does not exist.
+    """The directory of a new run. It is made if it does not exist yet.
 
-    Files of others may lie in it (a scheduler's log, say), those of a run may not.
+    It may hold files that do not belong to a run, such as a scheduler's log. Raises `RunError` if
+    it holds a run already.
     """
     path = _absolute(path)
     with io_errors(path):
         path.mkdir(parents=True, exist_ok=True)
     run = RunDirectory(path)
-    # Looked up under the lock: of two processes that start at once, one gets the directory.
+    # This is looked up under the lock, so that of two runs that start at once only one goes on.
     if (path / "config.json").exists():
         run.close()
         shown = short(path)
@@ -117,7 +103,7 @@ def create(path: Path) -> RunDirectory:
 
 
 def open_existing(path: Path) -> RunDirectory:
-    """The directory of a run that is to be resumed."""
+    """The directory of a run that is to be resumed. Raises `RunError` if it holds no run."""
     path = _absolute(path)
     if not path.is_dir():
         raise RunError(f"{short(path)} does not exist, so there is no run to resume")
@@ -127,8 +113,11 @@ def open_existing(path: Path) -> RunDirectory:
 
 
 def follow(path: Path, config: dict[str, Any]) -> RunDirectory:
-    """The directory for a process beside the first, which holds the lock. On a host that has no
-    such folder, since it is not shared, one is made, with what a resume reads there first."""
+    """The run's directory for a process beside process 0, which holds the lock.
+
+    Where the hosts do not share the directory, this host gets one of its own, with the
+    ``config.json`` that a resume reads first.
+    """
     with io_errors(path):
         path.mkdir(parents=True, exist_ok=True)
     run = RunDirectory(path, lock=False)
@@ -138,16 +127,17 @@ def follow(path: Path, config: dict[str, Any]) -> RunDirectory:
 
 
 class RunDirectory:
-    """An existing directory, used by this process alone until `close`, if it has the ``lock``.
+    """The files of a run in an existing directory.
 
-    The lock is the kernel's (``flock``): it goes when the process dies, however it dies, and
-    no stale file ever blocks a run. ``warning`` is a line for the user, ``None`` unless the
-    file system knows no locks (Lustre mounted without them, for one).
+    With ``lock`` no other run can use the directory until `close`. The kernel keeps this lock
+    (``flock``) and frees it when the process dies, however it dies, so a stale file never blocks
+    a run. `warning` is a line for the user where the file system has no locks, as Lustre may be
+    mounted, and ``None`` elsewhere.
     """
 
     def __init__(self, path: Path, lock: bool = True):
         self.path = path
-        self.name = path.name  # the run's, see `entered`
+        self.name = path.name  # the name of the run; `entered` sets it
         self.warning: str | None = None
         with io_errors(path):
             self._lock: int | None = self._acquire() if lock else None
@@ -188,31 +178,32 @@ class RunDirectory:
             if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
                 raise
             self.warning = (
-                f"the file system of {short(self.path)} knows no locks: "
-                "see to it that no second process uses this directory"
+                f"the file system of {short(self.path)} has no locks: "
+                "make sure that no second run uses this directory"
             )
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
         return lock
 
     def close(self) -> None:
-        """Let others use the directory. The file stays: removing it would race with them."""
+        """Let other runs use the directory. The lock's file stays, since a run that begins now
+        may have opened it already."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
     def read_json(self, name: str) -> dict[str, Any] | None:
-        """What `write_json` wrote, ``None`` where it never did."""
+        """What `write_json` wrote to this file; ``None`` if it does not exist."""
         return read_json(self.path / name)
 
     def write_json(self, name: str, data: dict[str, Any]) -> None:
-        """Write a file whole or not at all, whatever happens meanwhile."""
+        """Replace a file by new data. A crash leaves the old file or the new one, both whole."""
         text = json.dumps(plain(data), indent=2, allow_nan=False) + "\n"
         with io_errors(self.path / name):
             write_atomically(self.path / name, text.encode())
 
     def record_start(self, devices: Sequence[str], **more: Any) -> None:
-        """Append to ``run.json`` how this process was started and what it runs on.
+        """Add to ``run.json`` how this process was started and what it runs on.
 
         Args:
           devices: a text for each device of the run.
@@ -223,64 +214,11 @@ class RunDirectory:
         self.write_json("run.json", recorded)
 
 
-def describe_process() -> dict[str, Any]:
-    """Command, host, versions and flags of this process."""
-    import jax  # already loaded by whoever trains; reading its flags starts no backend
-
-    flags = {name: getattr(jax.config, name, None) for name in _JAX_FLAGS}
-    environment = {k: v for k, v in os.environ.items() if k.startswith(("JAX_", "XLA_"))}
-    return {
-        "time": time.time(),
-        "command": shlex.join(sys.orig_argv),
-        "directory": os.getcwd(),
-        "host": socket.gethostname(),
-        "process": os.getpid(),
-        "platform": platform.platform(),
-        "git_commit": git_commit(),
-        "versions": versions(),
-        "jax_flags": flags,
-        "environment": environment,
-    }
-
-
-@functools.cache  # every package's metadata is a file to be read
-def versions() -> dict[str, str]:
-    """Versions of Python and of the installed packages that matter, none of them imported."""
-    found = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def git_commit() -> str | None:
-    """The commit of this package's checkout, with ``-dirty`` where files differ from it;
-    ``None`` where the package is installed rather than checked out."""
-    folder = Path(__file__).parents[1]
-    # An installed package may lie in somebody else's repository (a .venv in a project).
-    if _git(folder, "ls-files", "--error-unmatch", "types.py") is None:
-        return None
-    return _git(folder, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
-
-
-def _git(folder: Path, *arguments: str) -> str | None:
-    command = ["git", "-C", str(folder), *arguments]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=5, stdin=subprocess.DEVNULL
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
-
-
 # --- files ----------------------------------------------------------------------------------
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """What a file holds, ``None`` where there is none."""
+    """The data in a JSON file; ``None`` if the file does not exist."""
     try:
         data: dict[str, Any] = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -292,7 +230,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 @contextmanager
 def io_errors(path: Path) -> Iterator[None]:
-    """Turn a full disk or an unwritable folder into one line that names the path."""
+    """Turn an `OSError`, such as a full disk, into a `RunError` that names the path."""
     try:
         yield
     except OSError as error:
@@ -301,7 +239,7 @@ def io_errors(path: Path) -> Iterator[None]:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Replace a file: a crash at any moment, of the machine too, leaves the old or the new."""
+    """Replace a file. A crash of the process or of the machine leaves the old file or the new."""
     temporary = path.with_name(f".{path.name}.tmp")
     with open(temporary, "wb") as file:
         file.write(data)
@@ -311,16 +249,16 @@ def write_atomically(path: Path, data: bytes) -> None:
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
-    except OSError:  # some network file systems cannot; the rename stands nevertheless
+    except OSError:  # some network file systems cannot do it; the file is replaced all the same
         pass
     finally:
         os.close(folder)
 
 
 def plain(data: Any) -> Any:
-    """Plain data for JSON: arrays become lists, and NaN and infinities ``None``.
+    """The same data as plain JSON: arrays become lists, NaN and infinities become ``None``.
 
-    JSON has no NaN; ``null`` is read by every tool, and means "no finite number" here.
+    JSON has no NaN. Every tool reads ``null``, which here means "not a finite number".
     """
     if isinstance(data, dict):
         return {str(key): plain(value) for key, value in data.items()}
@@ -336,7 +274,7 @@ def plain(data: Any) -> Any:
 
 
 def short(path: Path) -> str:
-    """A path for people: relative where it lies below the working directory."""
+    """The path as people are shown it: relative to the working directory if it lies below."""
     try:
         return str(path.relative_to(Path.cwd()))
     except (ValueError, OSError):

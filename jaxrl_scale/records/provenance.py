@@ -1,0 +1,105 @@
+"""How and on what numbers were made: command, commit, versions, machine. A run records it at every
+start, a study once."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.metadata
+import os
+import platform
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from jaxrl_scale.parallel.machine import visible_cores
+
+_PACKAGES = (
+    *("jaxrl_scale", "jax", "jaxlib", "flax", "optax", "chex", "orbax-checkpoint", "numpy"),
+    *("scipy", "gymnasium", "gymnax", "envpool", "wandb", "tensorboardX"),
+    *("jax-cuda12-plugin", "jax-cuda13-plugin"),
+)
+_JAX_FLAGS = (
+    *("jax_default_matmul_precision", "jax_enable_x64", "jax_default_prng_impl"),
+    *("jax_threefry_partitionable", "jax_platforms", "jax_num_cpu_devices"),
+    *("jax_compilation_cache_dir", "jax_debug_nans"),
+)
+
+
+def describe_process() -> dict[str, Any]:
+    """How this process was started: command, folder, host, commit, versions, flags of JAX."""
+    import jax  # a process that trains has imported it; reading its flags starts no backend
+
+    flags = {name: getattr(jax.config, name, None) for name in _JAX_FLAGS}
+    environment = {k: v for k, v in os.environ.items() if k.startswith(("JAX_", "XLA_"))}
+    return {
+        "time": time.time(),
+        "command": shlex.join(sys.orig_argv),
+        "directory": os.getcwd(),
+        "host": socket.gethostname(),
+        "process": os.getpid(),
+        "platform": platform.platform(),
+        "git_commit": git_commit(),
+        "versions": versions(),
+        "jax_flags": flags,
+        "environment": environment,
+    }
+
+
+def describe_machine() -> dict[str, Any]:
+    """What this process computes on and with, for the head of a table of measurements."""
+    wanted = ("python", "jaxrl_scale", "jax", "jaxlib")
+    return {
+        "processor": _processor() or platform.processor() or platform.machine(),
+        "cores": len(visible_cores()),
+        "system": platform.platform(),
+        "versions": {name: version for name, version in versions().items() if name in wanted},
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def _processor() -> str | None:
+    """The processor's name, in Linux."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return None
+
+
+@functools.cache  # it reads a file for each package
+def versions() -> dict[str, str]:
+    """The versions of Python and of the packages that matter, where they are installed. Nothing
+    is imported for it."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def git_commit() -> str | None:
+    """The git commit of this package's files, followed by ``-dirty`` if files were changed since;
+    ``None`` if the package is installed and not a checkout."""
+    folder = Path(__file__).parents[1]
+    # An installed package may lie in another project's repository, in its .venv for example.
+    if _git(folder, "ls-files", "--error-unmatch", "types.py") is None:
+        return None
+    return _git(folder, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    command = ["git", "-C", str(folder), *arguments]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=5, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
