@@ -243,6 +243,7 @@ def test_a_config_survives_its_json():
             "unknown option --learning_rate; did you mean --algo.learning_rate?",
         ),
         (["--batch_size", "8"], "unknown option --batch_size; did you mean --algo.minibatch_size?"),
+        (["--lr=1"], "unknown option --lr; did you mean --algo.learning_rate?"),
         (["--conf=x.py"], "unknown option --conf; did you mean --config?"),
         (["--zzz"], "unknown option --zzz; --help lists the options"),
         (["-n", "3"], "unknown option -n; --help lists the options"),
@@ -814,6 +815,11 @@ def test_a_run_directory_that_is_none_is_refused(run, tmp_path):
         f"run directory {tmp_path / 'acrobat-1'} does not exist; did you mean {near}?"
     )
     assert refused("--resume", str(tmp_path / "a" / "b")).endswith("b does not exist")
+    file = tmp_path / "summary.json"
+    file.touch()
+    assert refused("--resume", str(file)) == (
+        f"{file} is a file; give the run directory that holds it"
+    )
 
 
 @pytest.mark.parametrize("text", ["", "[]", "3", "{", "{}", '{"algo": 3}', '{"algo": {"name": 3}}'])

@@ -16,7 +16,7 @@ import pytest
 from jaxrl_scale import envs
 from jaxrl_scale.envs import acrobot
 from jaxrl_scale.errors import RunError
-from jaxrl_scale.types import Box, Discrete, EnvSpec, TimeStep
+from jaxrl_scale.types import Discrete, EnvSpec
 
 MINE = """
 import jax.numpy as jnp
@@ -48,21 +48,6 @@ def shapes_of(env):
     return state, obs, *jax.eval_shape(env.step, key, state, an_action(env.spec))
 
 
-def assert_keeps_the_contract(env):
-    state, obs, new_state, out = shapes_of(env)
-    spec = env.spec
-    assert isinstance(spec.action, Discrete | Box)
-    assert isinstance(out, TimeStep)
-    for seen in (obs, out.obs):
-        assert (seen.shape, seen.dtype) == (spec.observation_shape, spec.observation_dtype)
-    assert (out.reward.shape, out.reward.dtype) == ((), jnp.float32)
-    assert (out.terminated.shape, out.terminated.dtype) == ((), bool)
-    assert (out.truncated.shape, out.truncated.dtype) == ((), bool)
-    assert jax.tree.structure(state) == jax.tree.structure(new_state)
-    for before, after in zip(jax.tree.leaves(state), jax.tree.leaves(new_state), strict=True):
-        assert (before.shape, before.dtype) == (after.shape, after.dtype)
-
-
 # --- names and parameters ---------------------------------------------------------------
 
 
@@ -70,7 +55,7 @@ def assert_keeps_the_contract(env):
 def test_every_name_makes_an_environment_that_keeps_the_contract(name):
     env = envs.make(name)
     assert env.spec.id == env.spec.gymnasium_id == name
-    assert_keeps_the_contract(env)
+    envs.check_env(env)
 
 
 @pytest.mark.parametrize("name", envs.names())
@@ -123,7 +108,7 @@ def test_your_own_environment_is_found_in_the_current_directory(tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     env = envs.make("my_tasks:Corridor", length=2)
-    assert_keeps_the_contract(env)
+    envs.check_env(env)
     assert env.length == 2
     with pytest.raises(RunError, match=r"unexpected keyword argument 'width'; .*: length"):
         envs.make("my_tasks:Corridor", width=2)
@@ -167,7 +152,7 @@ def test_no_type_is_promoted_and_no_rank_is_guessed(name):
     # LunarLander has its batch last, so that ranks differ on purpose.
     ranks = "allow" if name.startswith("LunarLander") else "raise"
     with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion(ranks):
-        assert_keeps_the_contract(env)
+        envs.check_env(env)
 
 
 def test_sines_and_cosines_in_float64_are_those_of_numpy():
@@ -235,7 +220,7 @@ def test_every_environment_of_gymnax_keeps_the_contract():
     downloads = {"MNISTBandit-bsuite"}
     for name in sorted(set(gymnax.registered_envs) - downloads):
         env = envs.make(f"gymnax:{name}")
-        assert_keeps_the_contract(env)
+        envs.check_env(env)
         assert env.spec.max_episode_steps == env._params.max_steps_in_episode, name
         leaves = jax.tree.leaves(shapes_of(env))
         assert not any(leaf.weak_type for leaf in leaves), f"{name}: a type left to chance"

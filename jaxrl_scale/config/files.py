@@ -75,6 +75,8 @@ def _tuples(data: dict[str, Any]) -> dict[str, Any]:
 
 def read_json(path: Path) -> Config:
     """The config of a run; ``path`` is the ``config.json`` in its run directory."""
+    if path.parent.is_file():
+        raise RunError(f"{path.parent} is a file; give the run directory that holds it")
     if not path.parent.is_dir():
         siblings = path.parent.parent
         near = [str(p) for p in siblings.iterdir()] if siblings.is_dir() else []
