@@ -63,6 +63,8 @@ class EnvSpec:
     there, the physics never counts steps. ``gymnasium_id`` names the environment of real
     Gymnasium that this one reproduces, ``None`` where there is none. ``solver_kwargs`` are
     parameters that it does not have, since they say how the physics is computed, not what it is.
+    ``worst_return`` is the lowest undiscounted return that an episode can have: an agent that ends
+    there has learned nothing. It is ``None`` where there is no such bound.
     """
 
     id: str
@@ -72,6 +74,7 @@ class EnvSpec:
     gymnasium_id: str | None = None
     solver_kwargs: tuple[str, ...] = ()
     observation_dtype: Any = np.float32
+    worst_return: float | None = None
 
 
 class TimeStep(NamedTuple):

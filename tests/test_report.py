@@ -12,10 +12,10 @@ import pytest
 from PIL import Image
 from scipy import stats
 
-from jaxrl_scale import report, scaling
+from jaxrl_scale import report
 from jaxrl_scale.figures import report_plots, video
 from jaxrl_scale.loop import agent
-from jaxrl_scale.records import runs, statistics, terminal
+from jaxrl_scale.records import runs, statistics, study, terminal
 
 VERSIONS = {"python": "3.11.9", "jaxlib": "0.10.2", "numpy": "2.4.1"}
 
@@ -199,8 +199,8 @@ def test_terminal_summary_report_and_study_say_the_same_of_the_same_run(tmp_path
     lines = dict(terminal.summary_lines(found.config, found.summary))
     assert lines["evaluation return"].startswith(f"{center:.1f}  (IQM, 95% interval {interval};")
     assert results(page_of(run))[0]["Evaluation return"] == f"{center:.1f} {interval}"
-    point = scaling.Point("strong", None, 1, 1, None, 8, 8)
-    (row,) = scaling.compare([scaling.Result(point, [runs.read_trace(run)], [])], None)
+    point = study.Point("strong", None, 1, 1, None, 8, 8)
+    (row,) = study.compare([study.Result(point, [runs.read_trace(run)], [])], None)
     learned = row["returns"]["iterations"]
     assert (learned["iqm"], learned["ci95"]) == (center, (low, high))
 

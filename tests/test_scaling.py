@@ -1,5 +1,6 @@
 """The scaling study: its numbers by hand, its mistakes, and one tiny series for real."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -9,12 +10,13 @@ import numpy as np
 import pytest
 from processes import SMALL, World, options, rows, summary, well
 
-from jaxrl_scale import scaling
+from jaxrl_scale import envs, scaling
 from jaxrl_scale.config import Config, files
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.records import runs, statistics
+from jaxrl_scale.records import study as studies
 from jaxrl_scale.records.runs import Trace
-from jaxrl_scale.scaling import Point, Result
+from jaxrl_scale.records.study import Point, Result
 
 
 def point(**changes):
@@ -22,7 +24,7 @@ def point(**changes):
     return Point(**(whole | {"base_envs": 8, "num_envs": 8} | changes))
 
 
-def trace(speed=100.0, devices=1, final=(-80.0,), env="Acrobot-v1", **curves):
+def trace(speed=100.0, devices=1, final=(-80.0,), **curves):
     """By default three rows at 10, 20 and 30 iterations, with the returns -500, -300, -100."""
     whole = {
         "iterations": [10, 20, 30],
@@ -32,7 +34,7 @@ def trace(speed=100.0, devices=1, final=(-80.0,), env="Acrobot-v1", **curves):
     }
     arrays = {name: np.array(x, float) for name, x in (whole | curves).items()}
     last = {"final": np.array(final, float), "speed": speed, "compile_seconds": 2.0}
-    return Trace(env=env, devices=devices, **arrays, **last)
+    return Trace(devices=devices, **arrays, **last)
 
 
 def write_run(path, *, speeds, status="done", failed=(), final=(-80.0, -90.0), devices=1):
@@ -58,7 +60,7 @@ def write_study(folder, *points):
     folder.mkdir(parents=True, exist_ok=True)
     machine = {"processor": "Abacus", "cores": 2, "versions": {"jax": "1.2"}, "date": "2026-11-21"}
     study = {"config": "acrobot.py", "options": [], "commands": ["python -m x"], "machine": machine}
-    points = [scaling.dataclasses.asdict(p) for p in points]
+    points = [dataclasses.asdict(p) for p in points]
     (folder / "study.json").write_text(json.dumps(study | {"points": points}))
 
 
@@ -97,7 +99,7 @@ def test_curves_are_interpolated_and_never_before_their_first_number():
 def test_speed_up_and_efficiency_are_against_the_first():
     one = Result(point(), [trace(100.0)], [trace(120.0), trace(80.0)])
     two = Result(point(processes=2), [trace(150.0, 2)], [trace(170.0, 2), trace(20.0, 2)])
-    first, second = scaling.compare([one, two], None)
+    first, second = studies.compare([one, two], None)
     assert (first["steps_per_second"], first["speedup"], first["efficiency"]) == (100, 1, 1)
     assert second["steps_per_second"] == 150
     assert second["steps_per_second_range"] == [20, 170]
@@ -105,7 +107,7 @@ def test_speed_up_and_efficiency_are_against_the_first():
     assert (second["runs"], second["seeds"], second["all_devices"]) == (3, 1, 2)
     # The same machine with more environments scales nothing.
     more = Result(point(num_envs=16), [trace(300.0)], [])
-    first, second = scaling.compare([one, more], None)
+    first, second = studies.compare([one, more], None)
     assert (second["speedup"], second["efficiency"]) == (3, None)
 
 
@@ -113,7 +115,7 @@ def test_equal_budgets_are_those_of_the_run_that_has_least():
     small = Result(point(), [trace(final=(-80.0, -90.0))], [])
     # Ten times the steps in twice the time.
     wide = trace(steps=[1e4, 2e4, 3e4], seconds=[10, 20, 30], final=(-70.0, -74.0))
-    first, second = scaling.compare([small, Result(point(num_envs=80), [wide], [])], None)
+    first, second = studies.compare([small, Result(point(num_envs=80), [wide], [])], None)
     told = {axis: found["at"] for axis, found in first["returns"].items()}
     assert told == {"iterations": 30, "steps": 3000, "seconds": 15}
     assert [found["iqm"] for found in first["returns"].values()] == [-85, -100, -100]
@@ -122,7 +124,7 @@ def test_equal_budgets_are_those_of_the_run_that_has_least():
     assert [x["difference"] for x in second["returns"].values()] == [13, None, -300]
     # Fewer iterations: the evaluations at the end no longer compare.
     brief = trace(iterations=[10, 20, 25], final=(-60.0,))
-    first, second = scaling.compare([small, Result(point(num_envs=80), [brief], [])], None)
+    first, second = studies.compare([small, Result(point(num_envs=80), [brief], [])], None)
     assert first["returns"]["iterations"]["at"] == 25
     assert first["returns"]["iterations"]["iqm"] == -200
     assert second["returns"]["iterations"]["iqm"] == -100
@@ -131,17 +133,18 @@ def test_equal_budgets_are_those_of_the_run_that_has_least():
 def test_failed_and_stuck_seeds_are_counted():
     final = (-500.0, -495.5, -494.5, -80.0, np.nan)
     runs = [trace(final=final), trace(final=(-81.0,))]  # --seeds=2
-    (told,) = scaling.compare([Result(point(), runs, [])], None)
+    worst = envs.make("Acrobot-v1").spec.worst_return
+    (told,) = studies.compare([Result(point(), runs, [])], worst)
     assert (told["stuck"], told["failed"], told["worst"], told["seeds"]) == (2, 1, -500, 6)
-    (told,) = scaling.compare([Result(point(), runs, [])], -80.0)
+    (told,) = studies.compare([Result(point(), runs, [])], -80.0)
     assert told["stuck"] == 5  # as bad as -79.2
-    (told,) = scaling.compare([Result(point(), [trace(env="Own-v0")], [])], None)
+    (told,) = studies.compare([Result(point(), runs, [])], None)
     assert told["stuck"] is None
 
 
 def test_series_compare_equal_environments_where_machines_differ():
     def names(*points):
-        series = scaling.all_series([Result(p, [trace()], []) for p in points])
+        series = studies.all_series([Result(p, [trace()], []) for p in points])
         return [[result.point.name for result in one] for one in series]
 
     grid = [point(processes=p, base_envs=e, num_envs=e) for p in (1, 2) for e in (8, 80)]
@@ -227,8 +230,11 @@ def test_the_axes_are_combined(monkeypatch):
         (["--seeds=1,2"], "--seeds: '1,2' should be a whole number of at least 1"),
         (["--mode=soft"], "--mode=soft should be one of strong, weak, both"),
         (["--processes=3"], "3 processes divide neither num_shards=8 nor num_seeds=1; try 2"),
-        (["--processes=16x1"], "16 × 1: so many processes with so many cores need 16 cores; th"),
-        (["--processes=1x2", "--threads=2"], "--processes says the cores already (1x32); leave"),
+        (
+            ["--processes=16x1"],
+            "16x1: so many processes and cores of each take 16 cores, but this",
+        ),
+        (["--processes=1x2", "--threads=2"], "--processes gives the cores already (1x32); leave"),
         (["--devices=3"], "devices=3 divides neither num_shards=8 nor num_seeds=1"),
         (["--num_envs=100"], "num_envs=100 does not divide by num_shards=8"),
         (["--nodes=2"], "--nodes works in a Slurm job (sbatch, salloc), not in one of its steps"),
@@ -256,11 +262,15 @@ def test_a_folder_without_a_study_and_one_of_another_training(tmp_path):
     write_study(tmp_path, point())
     with pytest.raises(RunError, match=r"no run of .* has come to its end"):
         scaling.write_results(tmp_path)
-    scaling.prepare(tmp_path, "acrobot.py", [], [point(), point(processes=2)])
+    studies.prepare(tmp_path, "acrobot.py", [], [point(), point(processes=2)])
     points = json.loads((tmp_path / "study.json").read_text())["points"]
     assert [p["processes"] for p in points] == [1, 2]
+    (tmp_path / "study.json").write_text('{"points": [{"cores": 3}]}')
+    with pytest.raises(RunError, match=r"study\.json is damaged, or of another version"):
+        scaling.write_results(tmp_path)
+    write_study(tmp_path, point())
     with pytest.raises(RunError, match=r"another training \(acrobot.py\); choose another --out"):
-        scaling.prepare(tmp_path, "acrobot.py", ["--iterations=3"], [point()])
+        studies.prepare(tmp_path, "acrobot.py", ["--iterations=3"], [point()])
 
 
 def test_nodes_go_through_srun(monkeypatch, tmp_path):
@@ -311,7 +321,10 @@ def test_a_tiny_series_trains_and_a_second_call_adds_to_it(world):
     more = "2" if CORES > 1 else "1"
     again = study(world, "--threads=1", f"--processes=1,{more}")
     second = well(world.run(*again, module="jaxrl_scale.scaling"))
-    assert "[1/2] study/strong-1x1-16envs/seed0-repeat0: done before\n" in second.out or CORES == 1
+    assert (
+        "[1/2] study/strong-1x1-16envs/seed0-repeat0: it was done before\n" in second.out
+        or CORES == 1
+    )
     assert {p: p.stat().st_mtime_ns for p in run.rglob("*")} == before
     (told,) = json.loads((world.folder / "study" / "scaling.json").read_text())["series"]
     assert [result["all_processes"] for result in told] == [1, 2][:CORES]
@@ -355,7 +368,7 @@ def test_a_run_that_fails_is_named_and_the_others_count(world):
     done = world.run(*command, module="jaxrl_scale.scaling")
     assert done.status == 1
     assert "exit status 2: spoiled/strong-1x1-16envs/seed0-repeat0 holds summary.json" in done.out
-    assert "[2/2] spoiled/strong-1x1-32envs/seed0-repeat0: done before" in done.out
-    assert done.err == "error: 1 run did not come to its end; the same command tries it again\n"
+    assert "[2/2] spoiled/strong-1x1-32envs/seed0-repeat0: it was done before" in done.out
+    assert done.err == "error: 1 run did not end well; the same command tries again\n"
     told = json.loads((world.folder / "spoiled" / "scaling.json").read_text())
     assert [[p["num_envs"] for p in one] for one in told["series"]] == [[32]]

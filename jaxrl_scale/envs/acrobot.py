@@ -70,6 +70,7 @@ class Acrobot:
             action=Discrete(len(self.avail_torque)),
             max_episode_steps=500,
             gymnasium_id="Acrobot-v1",
+            worst_return=-500.0,
         )
 
     def reset(self, key: Key) -> tuple[AcrobotState, Array]:

@@ -46,6 +46,7 @@ class MountainCar:
             action=Discrete(3),
             max_episode_steps=200,
             gymnasium_id="MountainCar-v0",
+            worst_return=-200.0,
         )
 
     def reset(self, key: Key) -> tuple[MountainCarState, Array]:

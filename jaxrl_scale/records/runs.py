@@ -134,7 +134,6 @@ class Trace(NamedTuple):
     """The numbers of a finished run that are compared with other runs'. ``R`` rows, ``P`` agents;
     NaN where there is no number."""
 
-    env: str
     iterations: np.ndarray  # [R]
     steps: np.ndarray  # [R] environment steps of one agent
     seconds: np.ndarray  # [R] wall-clock time without compilation
@@ -160,7 +159,6 @@ def read_trace(path: Path) -> Trace:
     evaluation = run.summary.get("evaluation")
     scores = evaluation["per_seed"] if evaluation else [None] * run.config.num_seeds
     return Trace(
-        env=run.config.env,
         iterations=run.column("iteration"),
         steps=run.column("env_steps") / run.config.num_seeds,
         seconds=run.column("wall_seconds") - run.column("compile_seconds"),
