@@ -82,18 +82,6 @@ def twin_loss(policy, value, rollout, correction, rho_clip, c_clip):
     return {"loss": total, "count": rollout.valid.sum(), **sums}
 
 
-def trajectories_of(rollout):
-    return impala.Trajectories(
-        rollout.obs,
-        rollout.action,
-        rollout.extras,
-        rollout.reward,
-        rollout.terminated,
-        rollout.truncated,
-        rollout.valid,
-    )
-
-
 @pytest.mark.parametrize("correction", ["vtrace", "none"])
 def test_the_loss_equals_its_slow_twin(correction):
     rollout = jax.tree.map(lambda x: x[0], acted_rollout(0, S=1, T=20, B=5))
@@ -110,7 +98,7 @@ def test_the_loss_equals_its_slow_twin(correction):
         value_coef=VALUE,
     )
     loss = functools.partial(impala.loss, network, options)
-    total, sums = jax.jit(loss)(params, trajectories_of(rollout))
+    total, sums = jax.jit(loss)(params, rollout)
     assert 0 < expected["clip_fraction"] < expected["count"] < rollout.valid.size
     assert float(total) == pytest.approx(expected["loss"], rel=1e-4)
     assert set(sums) == set(expected)

@@ -295,4 +295,4 @@ def test_minibatches_of_broken_sequences_are_refused(size, try_instead):
 
 def test_a_memory_needs_a_hidden_layer():
     with pytest.raises(RunError, match="try hidden_sizes=64,64"):
-        recurrent(hidden_sizes=())
+        ppo.make(recurrent(hidden_sizes=()), SPEC, local_pool(8))

@@ -1,5 +1,7 @@
 """Return estimators against numbers worked by hand and against slow loops."""
 
+from typing import Any, NamedTuple
+
 import jax.numpy as jnp
 import numpy as np
 
@@ -22,6 +24,13 @@ VALID = [1, 1, 0, 1, 0, 1]
 ADVANTAGE = [1.0, 0.0, 0.0, 3.0, 0.0, 0.0]
 
 
+class Steps(NamedTuple):
+    reward: Any
+    terminated: Any
+    truncated: Any
+    valid: Any
+
+
 def column(x, dtype):
     return jnp.asarray(x, dtype)[:, None]
 
@@ -29,10 +38,10 @@ def column(x, dtype):
 def gae(value, reward, terminated, truncated, valid, gamma=0.5, gae_lambda=0.5):
     return returns.gae(
         column(value, jnp.float32),
-        column(reward, jnp.float32),
-        column(terminated, bool),
-        column(truncated, bool),
-        column(valid, bool),
+        Steps(
+            column(reward, jnp.float32),
+            *(column(flags, bool) for flags in (terminated, truncated, valid)),
+        ),
         gamma,
         gae_lambda,
     )[:, 0]
@@ -86,7 +95,7 @@ def test_gae_equals_its_definition_as_a_double_sum():
                 expected[t, b] += (gamma * lam) ** (k - t) * delta
                 if terminated[k, b] or truncated[k, b]:
                     break
-    found = returns.gae(value, reward, terminated, truncated, valid, gamma, lam)
+    found = returns.gae(value, Steps(reward, terminated, truncated, valid), gamma, lam)
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
@@ -114,7 +123,7 @@ def random_steps(seed, T=40, B=7, ending=0.1):
     assert (terminated & truncated).any()
     value = rng.normal(size=(T + 1, B)).astype(np.float32)
     reward = np.where(valid, rng.normal(size=(T, B)), 1e3).astype(np.float32)
-    return rng, value, (reward, terminated, truncated, valid)
+    return rng, value, Steps(reward, terminated, truncated, valid)
 
 
 def test_lambda_returns_equal_the_numbers_worked_by_hand():
@@ -124,8 +133,10 @@ def test_lambda_returns_equal_the_numbers_worked_by_hand():
     #   0: 1 + 1/2 * (1/2 * 2 + 1/2 * 2) = 2
     found = returns.lambda_returns(
         column(VALUE, jnp.float32),
-        column(REWARD, jnp.float32),
-        *(column(flags, bool) for flags in (TERMINATED, TRUNCATED, VALID)),
+        Steps(
+            column(REWARD, jnp.float32),
+            *(column(flags, bool) for flags in (TERMINATED, TRUNCATED, VALID)),
+        ),
         0.5,
         0.5,
     )[:, 0]
@@ -146,7 +157,8 @@ def test_lambda_returns_equal_a_slow_loop():
             else:
                 following = (1 - lam) * value[t + 1, b] + lam * expected[t + 1, b]
                 expected[t, b] = reward[t, b] + gamma * following
-    found = returns.lambda_returns(value, reward, terminated, truncated, valid, gamma, lam)
+    steps = Steps(reward, terminated, truncated, valid)
+    found = returns.lambda_returns(value, steps, gamma, lam)
     np.testing.assert_allclose(np.asarray(found)[valid], expected[valid], atol=1e-4)
 
 
@@ -189,14 +201,26 @@ def test_vtrace_equals_the_published_cases_of_rlax():
     never = jnp.zeros((4, 2), bool)
     value, discount = transposed(RLAX_VALUE), transposed(RLAX_DISCOUNT)
     target, advantage = returns.vtrace(
-        value, ratio, transposed(RLAX_REWARD), never, never, ~never, discount, 1.0, 1.0, 1.0
+        value,
+        ratio,
+        Steps(transposed(RLAX_REWARD), never, never, ~never),
+        discount,
+        1.0,
+        1.0,
+        1.0,
     )
     np.testing.assert_allclose(target - value[:-1], transposed(RLAX_ERRORS), rtol=1e-3)
     np.testing.assert_allclose(advantage, transposed(RLAX_ADVANTAGES), rtol=1e-3)
     # Its first discount is 0: that step terminated.
     ended, discount = never.at[0, 0].set(True), discount.at[0, 0].set(0.9)
     again = returns.vtrace(
-        value, ratio, transposed(RLAX_REWARD), ended, never, ~never, discount, 1.0, 1.0, 1.0
+        value,
+        ratio,
+        Steps(transposed(RLAX_REWARD), ended, never, ~never),
+        discount,
+        1.0,
+        1.0,
+        1.0,
     )
     np.testing.assert_allclose(again, (target, advantage), rtol=1e-6)
 
@@ -226,9 +250,8 @@ def test_vtrace_equals_equation_1_as_a_double_sum():
                 after = (1 - lam) * value[t + 1, b] + lam * target[t + 1, b]
             after = 0.0 if terminated[t, b] else after
             advantage[t, b] = rho[t, b] * (reward[t, b] + gamma * after - value[t, b])
-    found = returns.vtrace(
-        value, ratio, reward, terminated, truncated, valid, gamma, lam, rho_clip, c_clip
-    )
+    steps = Steps(reward, terminated, truncated, valid)
+    found = returns.vtrace(value, ratio, steps, gamma, lam, rho_clip, c_clip)
     np.testing.assert_allclose(np.asarray(found[0])[valid], target[valid], atol=1e-4)
     np.testing.assert_allclose(found[1], advantage, atol=1e-4)  # 0 where the step was a reset
     np.testing.assert_array_equal(np.asarray(found[0])[~valid], value[:-1][~valid])
@@ -236,9 +259,9 @@ def test_vtrace_equals_equation_1_as_a_double_sum():
 
 def test_vtrace_of_the_acting_policy_is_gae():
     _, value, steps = random_steps(3)
-    ones = np.ones_like(steps[0])
-    target, advantage = returns.vtrace(value, ones, *steps, 0.97, 0.9, 1.0, 1.0)
-    expected = returns.gae(value, *steps, 0.97, 0.9)
+    ones = np.ones_like(steps.reward)
+    target, advantage = returns.vtrace(value, ones, steps, 0.97, 0.9, 1.0, 1.0)
+    expected = returns.gae(value, steps, 0.97, 0.9)
     np.testing.assert_allclose(advantage, expected, atol=1e-5)
     np.testing.assert_allclose(target, expected + value[:-1], atol=1e-5)
 
@@ -270,5 +293,5 @@ def test_scaled_rewards_are_divided_by_the_deviation_of_the_discounted_return_so
             pool, statistics, running, rollout(rows), jnp.float32(gamma)
         )
         deviation = totals[: rows.stop][valid[: rows.stop]].std()
-        np.testing.assert_allclose(scaled, sharded(reward)[:, rows] / deviation, rtol=1e-4)
+        np.testing.assert_allclose(scaled.reward, sharded(reward)[:, rows] / deviation, rtol=1e-4)
     np.testing.assert_allclose(running.reshape(-1), total, rtol=1e-4)

@@ -38,10 +38,7 @@ class Config:
     normalize_observations: bool = common.normalize_observations()
     scale_rewards: bool = common.scale_rewards()
 
-    @property
-    def depends_on_budget(self) -> bool:
-        """Whether a longer run differs from a shorter one before the shorter one ends."""
-        return self.lr_schedule != "constant"
+    depends_on_budget = property(common.has_schedule)
 
     def check(self, config: Sizes) -> None:
         """Any sizes fit: the rollout is the batch."""
@@ -55,13 +52,6 @@ class Shared(NamedTuple):
     optimizer: PyTree  # of the flattened parameters [N]
     observation: normalize.Statistics | None
     discounted: normalize.Statistics | None  # of the running discounted return
-
-
-class Actor(NamedTuple):
-    """What acting reads of `Shared`."""
-
-    params: PyTree
-    observation: normalize.Statistics | None
 
 
 class Samples(NamedTuple):
@@ -97,16 +87,13 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
 
     def init_shared(key: Key, options: Config) -> Shared:
         params = network.init(key)
-        return Shared(
-            options=options,
-            params=params,
-            optimizer=optim.make(options).init(ravel_pytree(params)[0]),
-            observation=normalize.init(options.normalize_observations, spec.observation_shape),
-            discounted=normalize.init(options.scale_rewards),
-        )
+        optimizer = optim.make(options).init(params)
+        observation = normalize.init(options.normalize_observations, spec.observation_shape)
+        discounted = normalize.init(options.scale_rewards)
+        return Shared(options, params, optimizer, observation, discounted)
 
     def act(
-        actor: Actor,
+        actor: networks.Weights,
         local: Array | None,
         carry: PyTree,
         obs: Array,
@@ -115,50 +102,40 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         greedy: bool = False,
     ) -> tuple[Array, PyTree, PyTree]:
         policy, _ = network.apply(actor.params, normalize.apply(actor.observation, obs))
-        action = network.policy.mode(policy) if greedy else network.policy.sample(key, policy)
-        return action, carry, ()
+        return network.policy.choose(key, policy, greedy), carry, ()
 
-    def shard_samples(shared: Shared, rollout: Rollout, reward: Array) -> Samples:
-        obs = normalize.apply(shared.observation, rollout.obs)
+    def shard_samples(shared: Shared, rollout: Rollout) -> Samples:
+        """The rollout of one shard ``[T, B]`` with advantages and targets."""
+        options, obs = shared.options, normalize.apply(shared.observation, rollout.obs)
         _, value = network.apply(shared.params, obs)
-        advantage = returns.gae(
-            value,
-            reward,
-            rollout.terminated,
-            rollout.truncated,
-            rollout.valid,
-            shared.options.gamma,
-            shared.options.gae_lambda,
-        )
+        advantage = returns.gae(value, rollout, options.gamma, options.gae_lambda)
         target = advantage + value[:-1]
-        return Samples(obs[:-1], rollout.action, advantage, target, rollout.valid)
+        samples = Samples(obs[:-1], rollout.action, advantage, target, rollout.valid)
+        return optim.masked(rollout.valid, samples)
 
     def update(
         shared: Shared, local: Array, rollout: Rollout, key: Key, iteration: Array
     ) -> tuple[Shared, Array, Metrics]:
         options = shared.options
-        reward, local, discounted = normalize.scale_rewards(
+        rollout, local, discounted = normalize.scale_rewards(
             pool, shared.discounted, local, rollout, options.gamma
         )
-        samples = pool.map(
-            lambda rollout, reward: shard_samples(shared, rollout, reward), rollout, reward
-        )  # [S, T, B, ...]
-        # The advantage is also what the values leave unexplained of the targets.
-        pair = pool.map(lambda s: jnp.stack([s.advantage, s.target], -1), samples)
-        _, mean, variance = normalize.pooled_moments(pool, pair, rollout.valid)
-        scale = 1 / (jnp.sqrt(variance[0]) + 1e-8)
+        samples = pool.map(lambda rolled: shard_samples(shared, rolled), rollout)  # [S, T, B, ...]
+        if options.normalize_advantages:
+            _, mean, variance = normalize.pooled_moments(pool, samples.advantage, samples.valid)
+            scale = 1 / (jnp.sqrt(variance) + 1e-8)
+        optimizer = optim.make(options, iteration / config.num_iterations)
         params, unravel = ravel_pytree(shared.params)  # one vector [N]
 
         def shard_loss(params: Array, batch: Samples) -> tuple[Array, Metrics]:
             if options.normalize_advantages:
-                batch = batch._replace(advantage=(batch.advantage - mean[0]) * scale)
+                batch = batch._replace(advantage=(batch.advantage - mean) * scale)
             return loss(network, options, unravel(params), batch)
 
         gradient, metrics = optim.mean_gradient(pool, shard_loss, params, samples)
-        optimizer = optim.make(options, iteration / config.num_iterations)
         params, state = optimizer.step(gradient, params, shared.optimizer)
+        metrics["explained_variance"] = normalize.explained_variance(pool, samples)
         metrics["learning_rate"] = optimizer.learning_rate
-        metrics["explained_variance"] = 1 - variance[0] / jnp.maximum(variance[1], 1e-8)
         observation = normalize.update(pool, shared.observation, rollout.obs[:, :-1], rollout.valid)
         return Shared(options, unravel(params), state, observation, discounted), local, metrics
 
@@ -166,7 +143,7 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         init_shared=init_shared,
         init_local=lambda key, shard_index: jnp.zeros(config.envs_per_shard),  # discounted returns
         init_carry=lambda num_envs: (),
-        actor=lambda shared, iteration: Actor(shared.params, shared.observation),
+        actor=lambda shared, iteration: networks.Weights(shared.params, shared.observation),
         act=act,
         update=update,
     )

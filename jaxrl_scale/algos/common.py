@@ -11,6 +11,15 @@ from typing import Any
 from jaxrl_scale.options import option
 
 
+def has_schedule(options: Any) -> bool:
+    """Whether a longer run differs from a shorter one before the shorter one ends, because its
+    learning rate does."""
+    return options.lr_schedule != "constant"
+
+
+# --- options ------------------------------------------------------------------------------------
+
+
 def learning_rate(default: float) -> Any:
     return option(default, "step size of the optimizer", low=0)
 

@@ -19,6 +19,7 @@ from jax.flatten_util import ravel_pytree
 
 from jaxrl_scale.algos import common
 from jaxrl_scale.learning import networks, normalize, optim, permute, returns
+from jaxrl_scale.learning.networks import Weights
 from jaxrl_scale.options import Sizes, check_trajectories, option, register
 from jaxrl_scale.types import Algorithm, Array, EnvSpec, Key, Metrics, Pool, PyTree, Rollout
 
@@ -56,20 +57,10 @@ class Config:
     normalize_observations: bool = common.normalize_observations()
     scale_rewards: bool = common.scale_rewards()
 
-    @property
-    def depends_on_budget(self) -> bool:
-        """Whether a longer run differs from a shorter one before the shorter one ends."""
-        return self.lr_schedule != "constant"
+    depends_on_budget = property(common.has_schedule)
 
     def check(self, config: Sizes) -> None:
         check_trajectories(config, self.minibatch_size)
-
-
-class Weights(NamedTuple):
-    """What a policy is made of, and what acting reads of `Shared`."""
-
-    params: PyTree
-    observation: normalize.Statistics | None
 
 
 class Shared(NamedTuple):
@@ -90,35 +81,21 @@ class Actor(NamedTuple):
     newest: Weights
 
 
-class Trajectories(NamedTuple):
-    """What the loss reads of whole trajectories, ``[T, B, ...]``."""
-
-    obs: Array  # [T + 1, B, ...]
-    action: Array
-    log_prob: Array  # of the policy that acted
-    reward: Array
-    terminated: Array
-    truncated: Array
-    valid: Array
-
-
 def loss(
-    network: networks.Network, options: Config, params: PyTree, batch: Trajectories
+    network: networks.Network, options: Config, params: PyTree, batch: Rollout
 ) -> tuple[Array, Metrics]:
-    """The loss and its parts, as *sums* over the valid steps (section 4.2 of the paper). Divide
-    by ``count`` for the mean."""
+    """The loss and its parts, as *sums* over the valid steps of whole trajectories ``[T, B]``
+    (section 4.2 of the paper); ``batch.extras`` are the log-probabilities of the policy that
+    acted. Divide by ``count`` for the mean."""
     policy, value = network.apply(params, batch.obs)
     policy = policy[:-1]
     log_prob = network.policy.log_prob(policy, batch.action)
-    log_ratio = jax.lax.stop_gradient(log_prob - batch.log_prob)
+    log_ratio = jax.lax.stop_gradient(log_prob - batch.extras)
     ratio = jnp.exp(log_ratio)
     target, advantage = returns.vtrace(
         jax.lax.stop_gradient(value),
         ratio if options.correction == "vtrace" else jnp.ones_like(ratio),
-        batch.reward,
-        batch.terminated,
-        batch.truncated,
-        batch.valid,
+        batch,
         options.gamma,
         options.vtrace_lambda,
         options.rho_clip,
@@ -137,21 +114,29 @@ def loss(
     return total, sums | {"loss": total}
 
 
+def without_what_is_not_used(rollout: Rollout) -> Rollout:
+    """The rollouts ``[S, T, B]`` with zeros for what no loss depends on, but which may be NaN and
+    so reach the gradient as 0 * NaN: the actions of reset steps, and the observations that
+    terminated an episode. Those that truncated one are bootstrapped from."""
+    behind = jnp.concatenate([~rollout.valid[:, :1], rollout.terminated], 1)
+    return rollout._replace(
+        obs=optim.masked(~behind, rollout.obs),
+        action=optim.masked(rollout.valid, rollout.action),
+        extras=optim.masked(rollout.valid, rollout.extras),
+    )
+
+
 def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
     """IMPALA for one environment, on whatever shards ``pool`` stands for."""
     network = networks.make(config, spec)
 
     def init_shared(key: Key, options: Config) -> Shared:
         params = network.init(key)
+        optimizer = optim.make(options).init(params)
         observation = normalize.init(options.normalize_observations, spec.observation_shape)
-        return Shared(
-            options=options,
-            params=params,
-            optimizer=optim.make(options).init(ravel_pytree(params)[0]),
-            observation=observation,
-            discounted=normalize.init(options.scale_rewards),
-            older=(Weights(params, observation),) * options.lag,
-        )
+        discounted = normalize.init(options.scale_rewards)
+        older = (Weights(params, observation),) * options.lag
+        return Shared(options, params, optimizer, observation, discounted, older)
 
     def actor(shared: Shared, iteration: Array) -> Actor:
         newest = Weights(shared.params, shared.observation)
@@ -168,33 +153,23 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
     ) -> tuple[Array, PyTree, Array]:
         params, observation = actor.newest if local is None else actor.behaviour
         policy, _ = network.apply(params, normalize.apply(observation, obs))
-        action = network.policy.mode(policy) if greedy else network.policy.sample(key, policy)
+        action = network.policy.choose(key, policy, greedy)
         return action, carry, network.policy.log_prob(policy, action)
 
     def update(
         shared: Shared, local: Array, rollout: Rollout, key: Key, iteration: Array
     ) -> tuple[Shared, Array, Metrics]:
         options = shared.options
-        reward, local, discounted = normalize.scale_rewards(
+        rollout, local, discounted = normalize.scale_rewards(
             pool, shared.discounted, local, rollout, options.gamma
         )
-        trajectories = Trajectories(
-            obs=rollout.obs,
-            action=rollout.action,
-            log_prob=rollout.extras,
-            reward=reward,
-            terminated=rollout.terminated,
-            truncated=rollout.truncated,
-            valid=rollout.valid,
-        )
+        trajectories = without_what_is_not_used(rollout)  # [S, T, B, ...]
         minibatches = config.steps_per_iteration // options.minibatch_size
-        orders = permute.minibatches(
-            pool, key, config.envs_per_shard, options.epochs, minibatches
-        )  # environments of a shard, [S, steps, b]
-        params, unravel = ravel_pytree(shared.params)  # one vector [N]
+        orders = permute.minibatches(pool, key, config.envs_per_shard, options.epochs, minibatches)
         optimizer = optim.make(options, iteration / config.num_iterations)
+        params, unravel = ravel_pytree(shared.params)  # one vector [N]
 
-        def shard_loss(params: Array, batch: Trajectories) -> tuple[Array, Metrics]:
+        def shard_loss(params: Array, batch: Rollout) -> tuple[Array, Metrics]:
             batch = batch._replace(obs=normalize.apply(shared.observation, batch.obs))
             return loss(network, options, unravel(params), batch)
 

@@ -147,25 +147,22 @@ def make(config: cfg.Config, spec: EnvSpec, pool: Pool) -> Algorithm:
         shared: Shared, local: Array, rollout: Rollout, key: Key, iteration: Array
     ) -> tuple[Shared, Array, Metrics]:
         hyper = shared.hyper
-        reward, local, discounted = normalize.scale_rewards(
+        rollout, local, discounted = normalize.scale_rewards(
             pool, shared.discounted, local, rollout, hyper.gamma
         )
 
-        def shard_samples(rollout: Rollout, reward: Array) -> Samples:
+        def shard_samples(rollout: Rollout) -> Samples:
             obs = normalize.apply(shared.observation, rollout.obs)
             target = returns.lambda_returns(
                 network.apply(shared.params, obs).max(-1),
-                reward,
-                rollout.terminated,
-                rollout.truncated,
-                rollout.valid,
+                rollout,
                 hyper.gamma,
                 hyper.return_lambda,
             )
             samples = Samples(obs[:-1], rollout.action, target, rollout.valid)
             return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), samples)
 
-        samples = pool.map(shard_samples, rollout, reward)  # [S, n, ...]
+        samples = pool.map(shard_samples, rollout)  # [S, n, ...]
         n = samples.valid.shape[1]
         orders = permute.minibatches(pool, key, n, own.epochs, num_minibatches)
 

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from flax.linen.initializers import orthogonal, zeros_init
 
 from jaxrl_scale.errors import RunError, nearest
+from jaxrl_scale.learning import normalize
 from jaxrl_scale.options import Sizes
 from jaxrl_scale.types import Array, Box, Discrete, EnvSpec, Key, PyTree
 from jaxrl_scale.user_code import describe, errors_in_one_line, load_by_name, show_arrays
@@ -39,10 +40,15 @@ class Policy(NamedTuple):
     sample: Callable[[Key, Array], Array]
     """``(key, policy [..., size]) -> action [..., *action.shape]``"""
     mode: Callable[[Array], Array]
+    """``(policy) -> action``, the likeliest"""
     log_prob: Callable[[Array, Array], Array]
     """``(policy, action) -> [...]``"""
     entropy: Callable[[Array], Array]
     """``(policy) -> [...]``"""
+
+    def choose(self, key: Key, policy: Array, greedy: bool) -> Array:
+        """A sample, or the likeliest action; ``greedy`` is a Python bool."""
+        return self.mode(policy) if greedy else self.sample(key, policy)
 
 
 class Network(NamedTuple):
@@ -52,6 +58,13 @@ class Network(NamedTuple):
     apply: Callable[[PyTree, Array], tuple[Array, Array]]
     """``(params, obs [..., *observation_shape]) -> (policy [..., size], value [...])``"""
     policy: Policy
+
+
+class Weights(NamedTuple):
+    """What a policy acts with: parameters, and the statistics that normalize its observations."""
+
+    params: PyTree
+    observation: normalize.Statistics | None
 
 
 class QNetwork(NamedTuple):
@@ -134,6 +147,11 @@ def make_recurrent(config: Sizes, spec: EnvSpec) -> RecurrentNetwork:
     if ":" in config.network:
         raise RunError(
             f"network {config.network} has no memory; try --network=auto with a recurrent policy"
+        )
+    if not config.hidden_sizes:
+        raise RunError(
+            "hidden_sizes=() has no layer that algo.recurrent could make a memory; "
+            "try hidden_sizes=64,64"
         )
     policy = gaussian(spec.action) if isinstance(spec.action, Box) else categorical(spec.action)
     module = RecurrentActorCritic(

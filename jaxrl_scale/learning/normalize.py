@@ -8,8 +8,9 @@ would lose their digits in float32.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -51,6 +52,7 @@ def pooled_moments(
       count (int32), mean and (biased) variance, of the axes that are left; 0 where nothing
       counts.
     """
+    chex.assert_equal_shape_prefix([x, mask], mask.ndim)
     axes = tuple(range(mask.ndim - 1)) if axes is None else axes
 
     def trailing(x: Array, like: Array) -> Array:
@@ -113,8 +115,8 @@ def update(pool: Pool, statistics: Statistics | None, x: Array, mask: Array) -> 
 
 
 def apply(statistics: Statistics | None, x: Array, clip: float = 10.0) -> Array:
-    """``x [..., *shape]`` to mean 0 and deviation 1, clipped to ``±clip``; without statistics
-    ``x`` itself."""
+    """``x [..., *shape]`` with mean 0 and standard deviation 1, clipped to ``±clip``; without
+    statistics ``x`` itself."""
     if statistics is None:
         return x
     scale = 1.0 / jnp.sqrt(statistics.variance + 1e-8)
@@ -127,9 +129,9 @@ def scale_rewards(
     running: Array,
     rollout: Rollout,
     gamma: Array | float,
-) -> tuple[Array, Array, Statistics | None]:
-    """Rewards divided by the deviation of the running discounted return; without statistics the
-    rewards themselves.
+) -> tuple[Rollout, Array, Statistics | None]:
+    """The rollout with its rewards divided by the deviation of the running discounted return;
+    without statistics the rollout itself.
 
     Args:
       statistics: of the discounted returns of all steps so far.
@@ -137,10 +139,10 @@ def scale_rewards(
       rollout: ``[S, T, B]``.
 
     Returns:
-      Rewards ``[S, T, B]``, and ``running`` and ``statistics`` to carry on.
+      The rollout ``[S, T, B]``, and ``running`` and ``statistics`` to carry on.
     """
     if statistics is None:
-        return rollout.reward, running, None
+        return rollout, running, None
     totals, running = pool.map(
         lambda start, reward, ended: returns.running_discounted_return(start, reward, ended, gamma),
         running,
@@ -150,22 +152,53 @@ def scale_rewards(
     # Nothing acts on scaled rewards, so this rollout's own moments may count already.
     statistics = merge(statistics, *pooled_moments(pool, totals, rollout.valid))
     scale = 1 / jnp.sqrt(statistics.variance + 1e-8)
-    return pool.map(lambda reward: reward * scale, rollout.reward), running, statistics
+    reward = pool.map(lambda reward: reward * scale, rollout.reward)
+    return rollout._replace(reward=reward), running, statistics
 
 
-def minibatch_moments(pool: Pool, x: Array, valid: Array, orders: Array) -> tuple[Array, Array]:
-    """Mean, and one over the deviation, of the valid ``x`` of each minibatch, over all shards.
+class Learned(Protocol):
+    """What a value function learned from, of every sample: ``[S, ...]``."""
 
-    What does not change within an iteration is known before its first gradient step, so the
-    moments of all minibatches travel together.
+    @property
+    def advantage(self) -> Array:
+        """Target less value."""
+        ...
+
+    @property
+    def target(self) -> Array: ...
+    @property
+    def valid(self) -> Array: ...
+
+
+def explained_variance(pool: Pool, samples: Learned) -> Array:
+    """How much of the targets' variance the values explain: 1 is all, 0 no more than a mean."""
+    pair = pool.map(lambda *both: jnp.stack(both, -1), samples.advantage, samples.target)
+    _, _, variance = pooled_moments(pool, pair, samples.valid)
+    return 1 - variance[0] / jnp.maximum(variance[1], 1e-8)
+
+
+def minibatch_moments(pool: Pool, samples: Learned, orders: Array, on: bool) -> tuple[Array, Array]:
+    """Mean, and one over the standard deviation, of the valid advantages of each minibatch, over
+    all shards: what normalizes them. Where that is switched off, 0 and 1.
+
+    Advantages do not change within an iteration, so the moments of all its minibatches travel
+    together, before the first gradient step.
 
     Args:
-      x, valid: ``[S, L, n]``.
+      samples: ``[S, L, n]``.
       orders: the indices, of ``n``, that make up each minibatch, ``[S, steps, m]``.
 
     Returns:
       Both ``[steps]``.
     """
-    x, valid = pool.map(lambda x, valid, order: (x[:, order], valid[:, order]), x, valid, orders)
-    _, mean, variance = pooled_moments(pool, x, valid, axes=(0, 2))  # of [L, steps, m]
+    steps = orders.shape[1]
+    if not on:
+        return jnp.zeros(steps), jnp.ones(steps)
+    x, mask = pool.map(
+        lambda x, mask, order: (x[:, order], mask[:, order]),  # [L, steps, m]
+        samples.advantage,
+        samples.valid,
+        orders,
+    )
+    _, mean, variance = pooled_moments(pool, x, mask, axes=(0, 2))
     return mean, 1 / (jnp.sqrt(variance) + 1e-8)

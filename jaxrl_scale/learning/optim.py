@@ -22,6 +22,23 @@ Kind = Literal["adam", "rmsprop"]
 Schedule = Literal["constant", "linear", "cosine"]
 
 
+def masked(valid: Array, samples: PyTree) -> PyTree:
+    """The samples with zeros where they are not valid. What an environment shows at an episode's
+    end may be NaN, and a mask on the loss alone lets 0 * NaN into the gradient.
+
+    Args:
+      valid: ``[...]`` bool.
+      samples: arrays ``[..., *]``.
+    """
+
+    def mask(x: Array) -> Array:
+        return jnp.where(
+            valid.reshape(valid.shape + (1,) * (x.ndim - valid.ndim)), x, jnp.zeros_like(x)
+        )
+
+    return jax.tree.map(mask, samples)
+
+
 def masked_sums(valid: Array, parts: Metrics) -> Metrics:
     """The sum of each part over the valid samples, and their number as ``count``.
 
@@ -110,8 +127,8 @@ class Numbers(Protocol):
 class Optimizer(NamedTuple):
     """An optimizer of one flat vector of parameters ``[N]``."""
 
-    init: Callable[[Array], PyTree]
-    """``(params) -> state``"""
+    init: Callable[[PyTree], PyTree]
+    """``(params) -> state``, of parameters that are not flat yet"""
     step: Callable[[Array, Array, PyTree], tuple[Array, PyTree]]
     """``(gradient, params, state) -> (params, state)``"""
     learning_rate: Array
@@ -143,7 +160,10 @@ def make(options: Numbers, progress: Array | float = 0.0) -> Optimizer:
         change, state = transform.update(gradient, state)
         return params + change, state
 
-    return Optimizer(transform.init, step, learning_rate)
+    def init(params: PyTree) -> PyTree:
+        return transform.init(ravel_pytree(params)[0])
+
+    return Optimizer(init, step, learning_rate)
 
 
 def scheduled(schedule: Schedule, learning_rate: Any, progress: Array | float) -> Array:

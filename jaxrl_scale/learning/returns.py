@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
+import chex
 import jax
 import jax.numpy as jnp
 
 from jaxrl_scale.types import Array
 
 
-def gae(
-    value: Array,
-    reward: Array,
-    terminated: Array,
-    truncated: Array,
-    valid: Array,
-    gamma: Array | float,
-    gae_lambda: Array | float,
-) -> Array:
+class Steps(Protocol):
+    """What the estimators read of a `jaxrl_scale.types.Rollout`, all ``[T, B]``."""
+
+    @property
+    def reward(self) -> Array: ...
+    @property
+    def terminated(self) -> Array: ...
+    @property
+    def truncated(self) -> Array: ...
+    @property
+    def valid(self) -> Array: ...
+
+
+def gae(value: Array, steps: Steps, gamma: Array | float, gae_lambda: Array | float) -> Array:
     """Generalised advantage estimation, https://arxiv.org/abs/1506.02438, equations 11 and 16.
 
     A terminated step has no successor: its target is the reward alone. A truncated one
@@ -25,15 +33,14 @@ def gae(
 
     Args:
       value: ``V(obs[t])``, ``[T + 1, B]``.
-      reward, terminated, truncated, valid: ``[T, B]``; see `jaxrl_scale.types.Rollout`.
+      steps: ``[T, B]``.
       gamma, gae_lambda: scalars.
 
     Returns:
       Advantages ``[T, B]``; 0 where ``valid`` is False.
     """
-    bootstrap = jnp.where(terminated, 0.0, value[1:])
-    delta = jnp.where(valid, reward + gamma * bootstrap - value[:-1], 0.0)
-    decay = jnp.where(terminated | truncated | ~valid, 0.0, gamma * gae_lambda)
+    delta = temporal_difference(value, steps, gamma)
+    decay = jnp.where(runs_on(steps), gamma * gae_lambda, 0.0)
 
     def backward(advantage_tp1: Array, step: tuple[Array, Array]) -> tuple[Array, Array]:
         delta_t, decay_t = step
@@ -44,39 +51,8 @@ def gae(
     return advantage
 
 
-def running_discounted_return(
-    start: Array, reward: Array, ended: Array, gamma: Array | float
-) -> tuple[Array, Array]:
-    """The discounted sum of past rewards of each episode, for reward scaling.
-
-    ``R[t] = gamma * R[t - 1] + r[t]``, begun anew after an episode's end.
-
-    Args:
-      start: the sum carried over from the rollout before, ``[B]``.
-      reward, ended: ``[T, B]``; ``ended`` is terminated or truncated.
-      gamma: the same discount that the returns use.
-
-    Returns:
-      ``R`` of every step, ``[T, B]``, and what to carry on, ``[B]``.
-    """
-
-    def forward(total: Array, step: tuple[Array, Array]) -> tuple[Array, Array]:
-        reward_t, ended_t = step
-        total = gamma * total + reward_t
-        return jnp.where(ended_t, 0.0, total), total
-
-    carried, totals = jax.lax.scan(forward, start, (reward, ended))
-    return totals, carried
-
-
 def lambda_returns(
-    value: Array,
-    reward: Array,
-    terminated: Array,
-    truncated: Array,
-    valid: Array,
-    gamma: Array | float,
-    return_lambda: Array | float,
+    value: Array, steps: Steps, gamma: Array | float, return_lambda: Array | float
 ) -> Array:
     """λ-returns, https://arxiv.org/abs/2407.04811 (PQN), section 3.
 
@@ -86,22 +62,19 @@ def lambda_returns(
 
     Args:
       value: ``max_a Q(obs[t], a)`` for Q-learning, ``[T + 1, B]``.
-      reward, terminated, truncated, valid: ``[T, B]``; see `jaxrl_scale.types.Rollout`.
+      steps: ``[T, B]``.
       gamma, return_lambda: scalars.
 
     Returns:
       Targets ``[T, B]``; the value itself where ``valid`` is False.
     """
-    return value[:-1] + gae(value, reward, terminated, truncated, valid, gamma, return_lambda)
+    return value[:-1] + gae(value, steps, gamma, return_lambda)
 
 
 def vtrace(
     value: Array,
     ratio: Array,
-    reward: Array,
-    terminated: Array,
-    truncated: Array,
-    valid: Array,
+    steps: Steps,
     gamma: Array | float,
     vtrace_lambda: Array | float,
     rho_clip: Array | float,
@@ -119,7 +92,7 @@ def vtrace(
     Args:
       value: ``V(obs[t])`` of the current parameters, ``[T + 1, B]``.
       ratio: current over acting policy's probability of the action, ``[T, B]``.
-      reward, terminated, truncated, valid: ``[T, B]``; see `jaxrl_scale.types.Rollout`.
+      steps: ``[T, B]``.
       gamma: scalar, or a discount of each step, ``[T, B]``.
       vtrace_lambda, rho_clip, c_clip: scalars.
 
@@ -127,11 +100,10 @@ def vtrace(
       Targets ``[T, B]``, the value itself where ``valid`` is False, and advantages ``[T, B]``,
       0 there.
     """
-    runs_on = ~(terminated | truncated) & valid
+    chex.assert_equal_shape([ratio, steps.reward])
     rho, c = jnp.minimum(rho_clip, ratio), vtrace_lambda * jnp.minimum(c_clip, ratio)
-    bootstrap = jnp.where(terminated, 0.0, value[1:])
-    delta = jnp.where(valid, reward + gamma * bootstrap - value[:-1], 0.0)
-    discount = jnp.where(runs_on, gamma, 0.0)
+    delta = temporal_difference(value, steps, gamma)
+    discount = jnp.where(runs_on(steps), gamma, 0.0)
 
     def backward(excess_tp1: Array, step: tuple[Array, ...]) -> tuple[Array, Array]:
         """``excess = v - V``."""
@@ -144,3 +116,46 @@ def vtrace(
     )
     excess_tp1 = jnp.concatenate([excess[1:], jnp.zeros_like(excess[:1])])
     return value[:-1] + excess, rho * (delta + discount * vtrace_lambda * excess_tp1)
+
+
+def temporal_difference(value: Array, steps: Steps, gamma: Array | float) -> Array:
+    """``r[t] + gamma * V[t + 1] - V[t]``, ``[T, B]``: without ``V[t + 1]`` where the task ended,
+    and 0 where ``valid`` is False."""
+    chex.assert_rank([value, steps.reward], 2)
+    chex.assert_equal_shape(
+        [value[1:], steps.reward, steps.terminated, steps.truncated, steps.valid]
+    )
+    bootstrap = jnp.where(steps.terminated, 0.0, value[1:])
+    return jnp.where(steps.valid, steps.reward + gamma * bootstrap - value[:-1], 0.0)
+
+
+def runs_on(steps: Steps) -> Array:
+    """Whether the step behind one belongs to the same episode, ``[T, B]``."""
+    return ~(steps.terminated | steps.truncated) & steps.valid
+
+
+def running_discounted_return(
+    start: Array, reward: Array, ended: Array, gamma: Array | float
+) -> tuple[Array, Array]:
+    """The discounted sum of past rewards of each episode, for reward scaling.
+
+    ``R[t] = gamma * R[t - 1] + r[t]``, begun anew after an episode's end.
+
+    Args:
+      start: the sum carried over from the rollout before, ``[B]``.
+      reward, ended: ``[T, B]``; ``ended`` is terminated or truncated.
+      gamma: the same discount that the returns use.
+
+    Returns:
+      ``R`` of every step, ``[T, B]``, and what to carry on, ``[B]``.
+    """
+    chex.assert_equal_shape([reward, ended])
+    chex.assert_equal_shape([start, reward[0]])
+
+    def forward(total: Array, step: tuple[Array, Array]) -> tuple[Array, Array]:
+        reward_t, ended_t = step
+        total = gamma * total + reward_t
+        return jnp.where(ended_t, 0.0, total), total
+
+    carried, totals = jax.lax.scan(forward, start, (reward, ended))
+    return totals, carried
