@@ -179,6 +179,21 @@ def test_what_processes_see_together_they_share_out(owned, shares):
     assert [split(k, owned) for k in range(len(owned))] == shares
 
 
+@pytest.fixture
+def nvidia_smi(tmp_path, monkeypatch):
+    """Sets what the driver's own command prints; this machine may have neither GPU nor driver."""
+
+    def prints(text):
+        command = tmp_path / "nvidia-smi"
+        command.write_text(f"#!/bin/sh\ncat <<END\n{text}END\n")
+        command.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+        for name in ("CUDA_VISIBLE_DEVICES", "JAX_PLATFORMS"):
+            monkeypatch.delenv(name, raising=False)
+
+    return prints
+
+
 @pytest.mark.parametrize(
     ("environment", "seen"),
     [
@@ -189,18 +204,83 @@ def test_what_processes_see_together_they_share_out(owned, shares):
         ({"JAX_PLATFORMS": "cpu"}, []),
     ],
 )
-def test_the_gpus_that_a_process_sees(tmp_path, monkeypatch, environment, seen):
-    # What the driver's own command prints; this machine has neither GPU nor driver.
+def test_the_gpus_that_a_process_sees(nvidia_smi, monkeypatch, environment, seen):
     lines = [f"GPU {k}: NVIDIA H100 80GB HBM3 (UUID: GPU-{name})" for k, name in enumerate("abc")]
-    command = tmp_path / "nvidia-smi"
-    command.write_text("#!/bin/sh\ncat <<END\n" + "\n".join(lines) + "\nEND\n")
-    command.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    for name in ("CUDA_VISIBLE_DEVICES", "JAX_PLATFORMS"):
-        monkeypatch.delenv(name, raising=False)
+    nvidia_smi("\n".join(lines) + "\n")
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert machine.visible_gpus() == seen
+
+
+MIG = """GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-a)
+  MIG 3g.20gb     Device  0: (UUID: MIG-a0)
+  MIG 3g.20gb     Device  1: (UUID: MIG-a1)
+GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-b)
+"""
+
+
+@pytest.mark.parametrize(
+    ("chosen", "seen"),
+    [
+        (None, ["MIG-a0"]),  # all that CUDA lets one process use
+        ("MIG-a1", ["MIG-a1"]),
+        ("MIG-a1,MIG-a0", ["MIG-a1"]),
+        ("0", ["MIG-a0"]),
+        ("1", ["GPU-b"]),
+        ("GPU-b", ["GPU-b"]),
+        ("1,0", ["MIG-a0"]),
+        ("GPU-none,1", []),  # CUDA stops at what does not exist
+    ],
+)
+def test_a_gpu_that_is_divided_into_instances_is_not_counted_beside_them(
+    nvidia_smi, monkeypatch, chosen, seen
+):
+    nvidia_smi(MIG)
+    if chosen is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+    assert machine.visible_gpus() == seen
+
+
+def test_garbage_for_slurms_number_of_cores_is_one_line(monkeypatch):
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "8(x2)")
+    with pytest.raises(RunError, match=r"SLURM_CPUS_PER_TASK=8\(x2\) should be a number of cores"):
+        machine.visible_cores()
+
+
+def test_the_memory_that_control_groups_leave(tmp_path):
+    def group(path, **files):
+        folder = tmp_path / "sys/fs/cgroup" / path
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (folder / name.replace("memory_", "memory.", 1)).write_text(f"{text}\n")
+
+    (tmp_path / "proc/self").mkdir(parents=True)
+    own = tmp_path / "proc/self/cgroup"
+    assert machine.memory_left_in_groups(tmp_path) == []
+    own.write_text("0::/slurm/job_7/step\n")
+    group("slurm/job_7/step", memory_max="max", memory_current=5)
+    stat = "anon 700\ninactive_file 200\nactive_file 1"
+    group("slurm/job_7", memory_max=1000, memory_current=900, memory_stat=stat)
+    group("slurm", memory_max=9000, memory_current=900, memory_stat="")
+    assert machine.memory_left_in_groups(tmp_path) == [300, 8100]
+    own.write_text("4:cpu,memory:/docker/x\n3:pids:/docker/x\n")  # version 1
+    stat = "inactive_file 1\ntotal_inactive_file 2"
+    files = {"memory_limit_in_bytes": 50, "memory_usage_in_bytes": 30, "memory_stat": stat}
+    group("memory/docker/x", **files)
+    assert machine.memory_left_in_groups(tmp_path) == [22]
+
+
+def test_peak_memory_is_this_processs_not_its_parents():
+    child = (
+        "import jax; from jaxrl_scale.parallel.machine import peak_memory_mb; "
+        "print(peak_memory_mb(jax.devices('cpu')[0]))"
+    )
+    large = (
+        "import subprocess, sys; x = bytearray(10**9); "
+        f"print(subprocess.run([sys.executable, '-c', {child!r}], capture_output=True, text=True))"
+    )
+    done = subprocess.run([sys.executable, "-c", large], capture_output=True, text=True)
+    assert float(re.search(r"stdout='([\d.]+)", done.stdout)[1]) < 900
 
 
 # --- meeting --------------------------------------------------------------------------------

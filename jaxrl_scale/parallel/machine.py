@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import resource
@@ -16,31 +17,49 @@ from typing import Any
 
 import jax
 
-# --- set-up ---------------------------------------------------------------------------------
+from jaxrl_scale.errors import RunError
 
 
 def visible_cores() -> list[int]:
-    """CPU cores that this process may use (a Slurm or container limit counts)."""
+    """The CPU cores that this process may use: its affinity, which Slurm, containers and
+    ``taskset`` set, and no more than ``SLURM_CPUS_PER_TASK``."""
     try:
         cores = sorted(os.sched_getaffinity(0))
     except AttributeError:  # macOS
         cores = list(range(os.cpu_count() or 1))
-    return cores[: int(os.environ.get("SLURM_CPUS_PER_TASK") or len(cores))]
+    asked = os.environ.get("SLURM_CPUS_PER_TASK") or str(len(cores))
+    if not asked.isdecimal() or int(asked) == 0:
+        raise RunError(f"SLURM_CPUS_PER_TASK={asked} should be a number of cores")
+    return cores[: int(asked)]
 
 
 def visible_gpus() -> list[str]:
-    """The identities of the NVIDIA GPUs that this process may use, in their order."""
+    """The UUIDs of the NVIDIA GPUs that this process may use, in the order in which CUDA numbers
+    them.
+
+    A GPU that is divided into instances (MIG) is not there itself, but its instances are. CUDA lets
+    a process use one instance, and no GPU beside it.
+    """
     command = shutil.which("nvidia-smi")
     if command is None or os.environ.get("JAX_PLATFORMS", "").startswith("cpu"):
         return []
     done = subprocess.run([command, "-L"], capture_output=True, text=True, timeout=60)
-    found = re.findall(r"UUID: (\S+?)\)", done.stdout)
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is None:
-        return found
-    names = [name.strip() for name in chosen.split(",")]
-    by_index = {str(k): gpu for k, gpu in enumerate(found)}
-    return [by_index.get(name, name) for name in names if name in by_index or name in found]
+    gpus: list[tuple[str, list[str]]] = []  # each with its instances, in indented lines below it
+    for line in done.stdout.splitlines():
+        if found := re.search(r"UUID: (\S+?)\)", line):
+            if line.startswith("GPU"):
+                gpus.append((found[1], []))
+            elif gpus:
+                gpus[-1][1].append(found[1])
+    parts = [instances or [gpu] for gpu, instances in gpus]
+    visible = [part for several in parts for part in several]
+    if (chosen := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        numbered = {str(k): several[0] for k, several in enumerate(parts)}
+        named = [numbered.get(name.strip(), name.strip()) for name in chosen.split(",")]
+        # As CUDA does, which stops at the first that does not exist.
+        visible = list(itertools.takewhile(visible.__contains__, named))
+    instances = [part for part in visible if part.startswith("MIG")]
+    return instances[:1] or visible
 
 
 def free_port() -> int:
@@ -52,7 +71,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def unheard(descriptor: int) -> Iterator[None]:
-    """Nothing that C++ code writes to a file descriptor meanwhile is seen."""
+    """Discard whatever C++ code writes to a file descriptor in this block."""
     sys.stdout.flush()
     kept = os.dup(descriptor)
     with open(os.devnull, "wb") as nowhere:
@@ -65,25 +84,64 @@ def unheard(descriptor: int) -> Iterator[None]:
 
 
 def peak_memory_mb(device: jax.Device) -> float:
-    """The most memory in use so far: of the process on CPUs, of one device on GPUs."""
+    """The most memory that was in use at once so far: of the process on CPUs, of this one device
+    on GPUs."""
     if device.platform != "cpu" and "peak_bytes_in_use" in (stats := device.memory_stats() or {}):
         return stats["peak_bytes_in_use"] / 1024**2
+    # On Linux, where getrusage also counts what the parent used before it started this process.
+    if found := re.search(r"VmHWM:\s+(\d+) kB", _read(Path("/proc/self/status"))):
+        return int(found[1]) / 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 1024**2 if sys.platform == "darwin" else peak / 1024
 
 
 def free_memory(devices: Sequence[jax.Device]) -> int:
-    """Bytes that a state on these devices of this process may take."""
+    """How many bytes a state on these devices of this process may take. On CPUs a limit of a Slurm
+    job or a container counts."""
     stats = [device.memory_stats() or {} for device in devices]
     if all("bytes_limit" in each for each in stats):
         return sum(each["bytes_limit"] - each["bytes_in_use"] for each in stats)
     import psutil
 
-    return psutil.virtual_memory().available
+    return min([psutil.virtual_memory().available, *memory_left_in_groups(Path("/"))])
+
+
+def memory_left_in_groups(root: Path) -> list[int]:
+    """How many bytes each control group that this process is in may still take, where it has a
+    limit. The groups are nested, and each of them may have one."""
+    left = []
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":  # version 2
+            top, limit, usage = root / "sys/fs/cgroup", "memory.max", "memory.current"
+        elif "memory" in controllers.split(","):
+            top, limit = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes"
+            usage = "memory.usage_in_bytes"
+        else:
+            continue
+        group = top / path.lstrip("/")
+        for folder in (group, *group.parents):
+            most, used = _read(folder / limit).strip(), _read(folder / usage).strip()
+            if most.isdecimal() and used.isdecimal():  # else "max": no limit
+                # Cached files count as used, but they are given up when memory is needed.
+                stat = dict(re.findall(r"(\w+) (\d+)", _read(folder / "memory.stat")))
+                cached = stat.get("total_inactive_file") or stat.get("inactive_file") or 0
+                left.append(int(most) - int(used) + int(cached))
+            if folder == top:
+                break
+    return left
+
+
+def _read(file: Path) -> str:
+    """The text of a file of the kernel; empty where it is not there."""
+    try:
+        return file.read_text()
+    except OSError:
+        return ""
 
 
 def machine_id() -> str:
-    """What is the same for processes that share a machine, whatever their host is called."""
+    """A text that is the same for all processes on a machine, whatever names it has."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -91,16 +149,16 @@ def machine_id() -> str:
 
 
 def node_name() -> str:
-    """The name of this host for people: Slurm's, where it has one."""
+    """The name of this host for messages; under Slurm the name of the node."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def split(mine: int, owned: Sequence[tuple[str, list[Any]]]) -> list[Any]:
-    """What process ``mine`` may use of the cores, or GPUs, that it sees.
+    """The cores, or GPUs, that process ``mine`` uses of those that it sees.
 
-    ``owned``: for each process its machine and what it sees there. Processes of a machine that
-    see the same things share them out; one that sees its own alone (bound by the launcher)
-    keeps them all.
+    ``owned`` has for each process its machine and what it sees there. Processes of a machine that
+    see the same things divide them among themselves. A process that alone sees its things, because
+    the launcher has bound it to them, keeps them all.
     """
     things = owned[mine][1]
     sharers = [k for k, other in enumerate(owned) if other == owned[mine]]
