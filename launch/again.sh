@@ -1,5 +1,5 @@
 # The exit statuses of the training command, for the launchers, which read this file.
-# launch/README.md has them in a table.
+# README.md has them in a table.
 
 # Whether it makes sense to start again what has ended with status $1.
 again() {

@@ -121,6 +121,12 @@ def test_variables_come_before_the_launcher_and_flags_before_variables():
     assert find(flags, JAX | SLURM) == Cluster(2, 0, "fe80::1", 7001)
 
 
+def test_an_ipv6_address_stands_in_brackets_before_a_port():
+    assert Cluster(host="fe80::1").address(7001) == "[fe80::1]:7001"
+    assert Cluster(host="node1").address(7001) == "node1:7001"
+    assert Cluster(host="::1").is_local
+
+
 def test_a_coordinator_without_a_port_has_ours():
     assert find(Launch("node1", 2, 1), {}) == Cluster(2, 1, "node1", cluster.FIRST_PORT)
 

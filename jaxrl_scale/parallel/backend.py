@@ -71,8 +71,10 @@ def _span(hosts: Hosts) -> int:
         _cache_for_all_processes()
     # Its own heartbeat ends in an abort that names nobody: ours comes first.
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM from us
+    address = hosts.cluster.address(hosts.gather("port", free_port())[0])
     jax.distributed.initialize(
-        coordinator_address=f"{hosts.cluster.host}:{hosts.gather('port', free_port())[0]}",
+        coordinator_address=address,
+        coordinator_bind_address=address if hosts.cluster.is_local else None,  # None: everywhere
         num_processes=hosts.num_processes,
         process_id=hosts.process_id,
         local_device_ids=[seen[1].index(gpu) for gpu in own_gpus] or None,

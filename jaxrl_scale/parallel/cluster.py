@@ -30,6 +30,11 @@ class Cluster(NamedTuple):
         except ValueError:
             return self.host == "localhost"
 
+    def address(self, port: int) -> str:
+        """``HOST:PORT`` for a port of process 0's host."""
+        host = f"[{self.host}]" if ":" in self.host else self.host  # IPv6
+        return f"{host}:{port}"
+
 
 def find(launch: Launch, environment: Mapping[str, str]) -> Cluster:
     """What the flags tell, else the variables ``JAX_COORDINATOR_ADDRESS``, ``JAX_NUM_PROCESSES``

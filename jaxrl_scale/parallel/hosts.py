@@ -233,7 +233,7 @@ class Hosts:
             missing = [k for k in range(1, self.num_processes) if k not in self._writers]
             message = (
                 f"{_enumerate('process', missing)} of {self.num_processes} did not come to "
-                f"{self.cluster.host}:{self.cluster.port} within {timeout:g} s (--start_timeout)"
+                f"{self.cluster.address(self.cluster.port)} within {timeout:g} s (--start_timeout)"
             )
             self._over = True
             await self._tell({"failed": Failure(0, message, LOST)})
@@ -277,7 +277,7 @@ class Hosts:
         self._keep(self._read(k, reader))
 
     async def _meet_as_member(self, timeout: float) -> None:
-        host, port = self.cluster.host, self.cluster.port
+        address = self.cluster.address(self.cluster.port)
         end, reason = time.monotonic() + timeout, "it did not answer"
         while True:
             try:
@@ -294,7 +294,7 @@ class Hosts:
                 reason = str(error)
             if time.monotonic() > end:
                 raise RunError(
-                    f"process 0 could not be reached at {host}:{port} within {timeout:g} s "
+                    f"process 0 could not be reached at {address} within {timeout:g} s "
                     f"(--start_timeout): {reason}",
                     LOST,
                 )
@@ -304,7 +304,7 @@ class Hosts:
             # The leader gives up after its own time-out, which may have begun later.
             first = await asyncio.wait_for(handshake.read(reader), timeout + 30)
         except (TimeoutError, OSError, EOFError):
-            raise RunError(f"process 0 at {host}:{port} went away", LOST) from None
+            raise RunError(f"process 0 at {address} went away", LOST) from None
         if "refused" in first:
             raise RunError(first["refused"])
         if "failed" in first:
