@@ -1,7 +1,8 @@
-"""What a run has done so far, counted on the host: steps, finished episodes, failed members.
+"""What a run has done so far, and how long it took, counted on the host.
 
-All of it is a function of the iterations alone (never of a clock) and is saved with every
-checkpoint, so that a resumed run reports what an uninterrupted one would.
+`Progress` counts steps, finished episodes and failed agents. It is a function of the iterations
+alone, never of a clock, and is saved with every checkpoint, so that a resumed run reports what an
+uninterrupted one would. `Clock` has the times.
 """
 
 from __future__ import annotations
@@ -15,45 +16,50 @@ import numpy as np
 from jaxrl_scale.records import statistics
 
 WINDOW = 100
-"""Episodes that the running mean return looks back on."""
+"""Number of episodes in the mean return of the most recent ones."""
 
 _EPISODE_SUMS = ("ended", "total_return", "total_length", "steps")
 
 
 class Progress:
-    """Counters of ``P`` members.
+    """Counters of ``P`` agents.
 
-    ``env_steps`` counts valid steps of all members, ``failed`` maps a member to the iteration
-    (1 is the first) at which one of its metrics was no longer finite.
+    ``env_steps`` counts the environment steps of all agents together. ``failed`` maps an agent to
+    the iteration (the first is 1) at which one of its metrics was no longer finite.
     """
 
-    def __init__(self, num_members: int):
+    def __init__(self, num_agents: int):
         self.env_steps = 0
         self.failed: dict[int, int] = {}
-        self.window: deque[tuple[list[int], list[float]]] = deque()  # (count, return) [P]
-        self.since_row = {name: np.zeros(num_members) for name in _EPISODE_SUMS}
+        # Of the most recent iterations: number of ended episodes and sum of their returns, [P].
+        self.window: deque[tuple[list[int], list[float]]] = deque()
+        self.since_row = {name: np.zeros(num_agents) for name in _EPISODE_SUMS}
 
-    def record(self, iteration: int, metrics: dict[str, np.ndarray]) -> list[int]:
-        """Count one iteration's metrics ``[P]``; returns the members that failed in it."""
+    def record(self, iteration: int, metrics: dict[str, np.ndarray]) -> None:
+        """Count one iteration, which had these metrics ``[P]``."""
         self.env_steps += int(metrics["steps"].sum(dtype=np.int64))
         for name in _EPISODE_SUMS:
             self.since_row[name] += metrics[name]
         finite = np.all([np.isfinite(x) for x in metrics.values()], 0)
-        new = [int(m) for m in np.flatnonzero(~finite) if int(m) not in self.failed]
-        self.failed.update(dict.fromkeys(new, iteration))
+        for agent in map(int, np.flatnonzero(~finite)):
+            self.failed.setdefault(agent, iteration)
 
         counts, totals = metrics["ended"], metrics["total_return"]
         if counts.any():
             self.window.append((counts.tolist(), [float(x) for x in totals]))
-        alive = [m for m in range(len(counts)) if m not in self.failed]
-        held = np.sum([c for c, _ in self.window], 0)
-        while len(self.window) > 1 and (held - self.window[0][0] >= WINDOW)[alive].all():
+        self._forget()
+
+    def _forget(self) -> None:
+        """Drop the iterations without which every agent that has not failed still has enough
+        episodes."""
+        counting = [k for k in range(len(self.since_row["ended"])) if k not in self.failed]
+        held = np.sum([counts for counts, _ in self.window], 0)
+        while len(self.window) > 1 and (held - self.window[0][0] >= WINDOW)[counting].all():
             held = held - self.window.popleft()[0]
-        return new
 
     def recent_returns(self) -> np.ndarray:
-        """Mean return of each member's last 100 episodes ``[P]``: of the fewest whole
-        iterations that hold so many; NaN until there were 100."""
+        """Each agent's mean return ``[P]`` over the most recent iterations that together contain
+        at least 100 finished episodes; NaN before that."""
         count, total = np.zeros((2, len(self.since_row["ended"])))
         for counts, totals in reversed(self.window):
             missing = count < WINDOW
@@ -63,32 +69,33 @@ class Progress:
             return np.where(count >= WINDOW, total / count, np.nan)
 
     def recent_return(self) -> float | None:
-        """The interquartile mean of `recent_returns`, ``None`` until every member has one."""
+        """The interquartile mean of `recent_returns`; None until every agent has one."""
         return self.iqm(self.recent_returns())
 
     def row(self, metrics: dict[str, np.ndarray]) -> dict[str, Any]:
-        """A row of metrics: of one member its numbers, of several their interquartile means
-        over the members that have not failed, and ``per_seed``."""
+        """A row of metrics. With one agent it has the agent's numbers. With several it has their
+        interquartile means over the agents that have not failed, and each agent's numbers under
+        ``per_seed``."""
         sums = self.since_row
         self.since_row = {name: np.zeros_like(values) for name, values in sums.items()}
         episodes = sums["ended"]
         with np.errstate(invalid="ignore"):
-            members = {
+            columns = {
                 "return": sums["total_return"] / episodes,
                 "length": sums["total_length"] / episodes,
                 "return_100": self.recent_returns(),
             }
-        members |= {k: v for k, v in sorted(metrics.items()) if k not in _EPISODE_SUMS}
+        columns |= {k: v for k, v in sorted(metrics.items()) if k not in _EPISODE_SUMS}
         row: dict[str, Any] = {"episodes": int(episodes.sum())}
-        row |= {name: self.iqm(values) for name, values in members.items()}
+        row |= {name: self.iqm(values) for name, values in columns.items()}
         if len(episodes) > 1:
-            row["per_seed"] = {k: [_plain(x) for x in v] for k, v in members.items()}
+            row["per_seed"] = {k: [_plain(x) for x in v] for k, v in columns.items()}
             row["failed"] = sorted(self.failed)
         return row
 
     def iqm(self, values: np.ndarray) -> float | None:
-        """Interquartile mean over the members that have not failed, ``None`` where there is
-        no number."""
+        """The interquartile mean of ``values [P]`` over the agents that have not failed; None where
+        one of them has no number."""
         return statistics.score(values, self.failed)
 
     def to_json(self) -> dict[str, Any]:
@@ -111,7 +118,7 @@ def _plain(x: Any) -> float | None:
 
 
 class Timings(TypedDict):
-    """The part of ``summary.json`` that the clock decides, and the steps it is divided by."""
+    """The times in ``summary.json``, and the number of steps that the speed is worked out from."""
 
     env_steps: int
     wall_seconds: float
@@ -121,10 +128,10 @@ class Timings(TypedDict):
 
 
 class Clock:
-    """Wall-clock times, those of the earlier processes of a resumed run included.
+    """Wall-clock times. Those of a resumed run include the processes before.
 
-    ``wall_seconds`` runs from the start of the process, ``train_seconds`` counts the loop
-    alone (logging and evaluations included, compilation not).
+    ``wall_seconds`` runs from the start of the process. ``train_seconds`` is the time in the loop:
+    with logging and evaluations, without compilation.
     """
 
     def __init__(self, process_start: float, target_return: float | None = None):
@@ -138,14 +145,14 @@ class Clock:
         self._lap_steps = 0
 
     def compiled(self) -> None:
-        """Compilation has ended, the loop begins."""
+        """Note that compilation has ended and the loop begins."""
         now = time.time()
         self.compile_seconds += now - self.created
         self._loop_start = self._lap_start = now
         self._lap_steps = self.env_steps
 
     def note(self, env_steps: int, recent_return: float | None) -> None:
-        """An iteration has ended."""
+        """Note that an iteration has ended."""
         self.env_steps = env_steps
         self._train_seconds = self.train_seconds
         target = self.target_return
@@ -162,7 +169,7 @@ class Clock:
         return self._train_before + time.time() - self._loop_start
 
     def row(self) -> dict[str, Any]:
-        """The timings of a row of metrics; the speed is that since the row before."""
+        """The times in a row of metrics. The speed is that since the row before."""
         now = time.time()
         speed = (self.env_steps - self._lap_steps) / max(now - self._lap_start, 1e-9)
         self._lap_start, self._lap_steps = now, self.env_steps
@@ -175,7 +182,7 @@ class Clock:
         }
 
     def summary(self) -> Timings:
-        """The timings of ``summary.json``; taken when the loop has ended."""
+        """The times in ``summary.json``. Call it when the loop has ended."""
         return {
             "env_steps": self.env_steps,
             "wall_seconds": self.wall_seconds,
@@ -197,5 +204,5 @@ class Clock:
     def load_json(self, data: dict[str, Any]) -> None:
         self._wall_before, self._train_before = data["wall_seconds"], data["train_seconds"]
         self.compile_seconds, self.env_steps = data["compile_seconds"], data["env_steps"]
-        if data["target_return"] == self.target_return:  # which a resume may change
+        if data["target_return"] == self.target_return:  # a resume may change it
             self.seconds_to_target = data["seconds_to_target"]

@@ -25,15 +25,15 @@ _FLUSH_SECONDS = 2.0
 
 
 class RowWriter:
-    """The places where one run's rows go: metrics.jsonl, TensorBoard, wandb.
+    """Writes the rows of one run to metrics.jsonl, TensorBoard's events and wandb.
 
     Args:
       run: where the files are.
-      config: says which places are wanted.
-      name: the run's name at wandb; the seeds are appended.
-      resume_iteration: ``None`` for a fresh run, else the checkpoint's iteration. Rows after
-        it are dropped: the run writes them again.
-      say: shows the user a line; called from another thread too.
+      config: says which of them are wanted.
+      name: the run's name at wandb, to which the seeds are appended.
+      resume_iteration: the iteration of the checkpoint that a run is resumed from; None for a new
+        run. Later rows are removed, because the run writes them again.
+      say: shows the user a line. Another thread calls it, too.
     """
 
     def __init__(

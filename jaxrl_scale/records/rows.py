@@ -1,17 +1,24 @@
 """What a run records: its rows of metrics and its summary.
 
-A **row** is a flat dict: ``iteration``, ``env_steps`` (valid steps of all agents), ``time``
-(Unix seconds), ``wall_seconds``, ``steps_per_second``, ``episodes``, ``return`` and
-``length`` (means of the episodes that ended since the last row), ``return_100`` (mean return
-of the last 100 episodes), the algorithm's metrics, and ``eval_return`` where an evaluation
-was due. With several agents each number is the interquartile mean over them, ``per_seed``
-holds ``{metric: [one per agent]}`` and ``failed`` the indices of agents whose loss is no
-longer finite. ``null`` stands for what does not exist and for NaN and infinities, which JSON
-does not know.
+A **row** is a flat dict. It has
 
-``metrics.jsonl``, one row a line, is the truth. TensorBoard's events are derived from it;
-both are cut back when a run is resumed, so that they read as if it had never stopped. wandb
-takes no row back: see `jaxrl_scale.records.wandb_log`.
+- ``iteration``, ``time`` (Unix seconds), ``wall_seconds``, ``compile_seconds``,
+  ``steps_per_second`` (since the row before), ``env_steps`` (valid steps of all agents together);
+- ``episodes``, ``return`` and ``length``: the number of episodes that ended since the row before,
+  and their mean return and length;
+- ``return_100``: the mean return over the most recent iterations that together contain at least
+  100 finished episodes;
+- ``eval_return``, if the agents were evaluated in this iteration;
+- the metrics of the algorithm, which ``docs/metrics.md`` explains.
+
+With several agents each number is the interquartile mean over those that have not failed,
+``per_seed`` holds ``{metric: [one number for each agent]}``, and ``failed`` the indices of the
+agents of which some metric was not finite. ``null`` stands for a number that does not exist, and
+for NaN and infinities, which JSON does not know.
+
+``metrics.jsonl`` has one row a line and is the truth. TensorBoard's events are derived from it.
+When a run is resumed, both are cut back to its checkpoint, so that they read as if the run had
+never stopped. wandb takes no row back: see `jaxrl_scale.records.wandb_log`.
 """
 
 from __future__ import annotations
@@ -26,7 +33,7 @@ from jaxrl_scale.records.run_directory import short
 Row = dict[str, Any]
 
 TIMINGS = frozenset({"time", "wall_seconds", "steps_per_second", "compile_seconds"})
-"""Keys of a row that the clock decides; in all others identical runs are identical."""
+"""What depends on the clock in a row. Everything else is the same in runs of one config."""
 
 TAGS = {
     "return": "episode/return",
@@ -34,7 +41,6 @@ TAGS = {
     "length": "episode/length",
     "episodes": "episode/count",
     "eval_return": "evaluation/return",
-    "eval_length": "evaluation/length",
     "loss": "loss/total",
     "policy_loss": "loss/policy",
     "value_loss": "loss/value",
@@ -60,7 +66,7 @@ _SPREAD = ("return", "return_100", "eval_return")
 
 
 class Evaluation(TypedDict):
-    """Returns of the final evaluation, over agents (and over episodes where there is one)."""
+    """Returns of the final evaluation: statistics over agents, or over the episodes of one."""
 
     mean: float | None
     iqm: float | None  # interquartile mean
@@ -71,12 +77,12 @@ class Evaluation(TypedDict):
 
 
 class Summary(TypedDict, total=False):
-    """``summary.json``: the result of a run. Times are of all its starts together."""
+    """``summary.json``: the result of a run. The times of a resumed run include those before."""
 
     status: str  # done, stopped (by a signal, saved) or failed (no agent's loss is finite)
     iterations: int  # done, of those that the config asks for
     num_seeds: int
-    failed: list[int]  # members (seed - config.seed) whose loss was no longer finite
+    failed: list[int]  # agents of which some metric was not finite
     env_steps: int  # valid steps of all agents
     return_100: float | None  # training return of the last 100 episodes; IQM over agents
     evaluation: Evaluation | None

@@ -1,6 +1,6 @@
-"""What a run prints: a live progress bar, or plain lines where no terminal is, and a table.
+"""What a run prints: a live progress bar, or plain lines if there is no terminal, and a table.
 
-All of it goes to standard output. Numbers are those of the rows (see `jaxrl_scale.records.rows`).
+All of it goes to standard output. The numbers are those of the rows (`jaxrl_scale.records.rows`).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _WORST_SEEDS = 3
 
 
 class Terminal:
-    """The user's view of one run. Process 0 only.
+    """Shows one run to the user.
 
-    `close` (or `finish`, which calls it) must be reached, else the bar keeps the cursor: put
-    it into a ``finally``.
+    Whoever makes one has to call `close`, or `finish`, which calls it: the progress bar hides the
+    terminal's cursor until then.
     """
 
     def __init__(self, config: Config, stream: TextIO | None = None):
@@ -33,22 +33,22 @@ class Terminal:
         self._printed = -1  # twentieths of the run that have had their plain line
 
     def start(self, text: str, iteration: int = 0) -> None:
-        """Print the headline and show the bar, at the iteration that a resume begins with."""
+        """Print the first line, and show the bar at this iteration."""
         self.message(text)
         if self._live:
             self._bar = _bar(self._stream, self._total, iteration)
             self._bar.start()
 
     def phase(self, name: str) -> None:
-        """Say on the bar what goes on: compiling, training, evaluating, saving."""
+        """Show on the bar what goes on: compiling, training, evaluating."""
         if self._bar:
             self._bar.update(self._bar.task_ids[0], description=name)
 
     def update(self, row: Row) -> None:
         """Show a row: ``iteration``, ``env_steps``, ``steps_per_second``, ``return_100``.
 
-        Of plain lines there are about `_PLAIN_LINES` a run: the first, the last, and one
-        whenever another twentieth is done.
+        Without a terminal it prints about `_PLAIN_LINES` lines in a run: the first row, the last
+        one, and one whenever another twentieth of the iterations is done.
         """
         iteration = row["iteration"]
         if self._bar:
@@ -67,7 +67,7 @@ class Terminal:
             self._print(plain_line(row, self._total))
 
     def message(self, text: str) -> None:
-        """Print a line, above the bar where there is one. Threads may call it."""
+        """Print a line, above the bar if there is one. Any thread may call it."""
         bar = self._bar
         if bar:
             bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -75,13 +75,13 @@ class Terminal:
             self._print(text)
 
     def close(self) -> None:
-        """Take the bar away and give the cursor back."""
+        """Remove the bar and show the cursor again."""
         if self._bar:
             self._bar.stop()
             self._bar = None
 
     def finish(self, title: str, summary: Summary, places: Mapping[str, str]) -> None:
-        """Print the final table: the summary, and where the rest is to be found."""
+        """Print the final table: the summary, and where to find the rest."""
         self.close()
         lines = [*summary_lines(self._config, summary), *places.items()]
         if self._live:
@@ -91,7 +91,7 @@ class Terminal:
             self._print("\n".join([title, *(f"  {k:<{width}}  {v}" for k, v in lines)]))
 
     def _print(self, text: str) -> None:
-        # A reader that went away (`| head`, a closed window) is no reason to lose the run.
+        # The run goes on when nobody reads its output any more (`| head`, a closed window).
         try:
             print(text, file=self._stream, flush=True)
         except OSError:
@@ -156,7 +156,7 @@ def plain_line(row: Row, total: int) -> str:
 
 
 def summary_lines(config: Config, summary: Summary) -> list[tuple[str, str]]:
-    """The rows of the final table, those left out for which the summary has no value."""
+    """The rows of the final table. A row for which the summary has no value is left out."""
     lines = []
     several = summary["num_seeds"] > 1
     if evaluation := summary.get("evaluation"):
@@ -171,7 +171,7 @@ def summary_lines(config: Config, summary: Summary) -> list[tuple[str, str]]:
             lines.append(("  mean", number(evaluation["mean"])))
             low, high = min(scores.values()), max(scores.values())
             lines.append(("  min, max", f"{number(low)}, {number(high)}"))
-            worst = sorted(scores, key=lambda member: scores[member])[:_WORST_SEEDS]
+            worst = sorted(scores, key=lambda agent: scores[agent])[:_WORST_SEEDS]
             named = ", ".join(f"{config.seed + k}: {number(scores[k])}" for k in worst)
             lines.append(("  worst seeds", named))
     if summary.get("return_100") is not None:
@@ -194,7 +194,8 @@ def summary_lines(config: Config, summary: Summary) -> list[tuple[str, str]]:
 
 
 def seconds_left(row: Row, total: int) -> float | None:
-    """Time to the end at the present speed; steps that were resets are accounted for."""
+    """Seconds to the end at the present speed. An iteration is taken to have as many valid steps as
+    those so far had on average."""
     rate = row.get("steps_per_second")
     if not rate or not row["iteration"]:
         return None
