@@ -19,7 +19,7 @@ from jaxrl_scale.config import Config, Launch, check, check_algo, command_line, 
 from jaxrl_scale.errors import FINISHED, RunError
 from jaxrl_scale.loop import protocol
 from jaxrl_scale.loop.agent import Agent, load
-from jaxrl_scale.loop.prepare import compiled_meanwhile, matmul_precision_restored
+from jaxrl_scale.loop.prepare import compiled_meanwhile, jax_settings_restored
 from jaxrl_scale.loop.runner import Runner
 from jaxrl_scale.loop.stop import StopRequest
 from jaxrl_scale.parallel import backend
@@ -77,7 +77,7 @@ def train(
     config = _checked(config, resume)
     clock = Clock(process_start or time.time(), config.target_return)
     hosts = join(find(launch, os.environ), launch)
-    with hosts.end_together(), matmul_precision_restored():
+    with hosts.end_together(), jax_settings_restored():
         hosts.check_alike(_settings(config, resume))
         run = _finished(config, resume, hosts)
         if run is None:

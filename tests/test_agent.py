@@ -54,6 +54,15 @@ def test_an_agent_acts_with_the_precision_of_its_run(precision, monkeypatch):
     assert precisions(text) == {(precision.upper(), precision.upper())}
 
 
+def test_an_agent_acts_in_32_bit_numbers_whatever_is_set_in_jax():
+    agent = untrained()
+    obs = np.random.default_rng(0).normal(size=(64, 4))
+    sampled = agent.act(obs, greedy=False)
+    agent.reset()
+    with jax.enable_x64(True):
+        assert (agent.act(obs, greedy=False) == sampled).all()
+
+
 def test_an_agent_is_evaluated_with_the_precision_of_its_run(monkeypatch):
     from jaxrl_scale.loop import evaluator
 

@@ -1,4 +1,5 @@
-"""The training loop, with a runner that only counts: no environment, no network, no device."""
+"""The training loop, with a runner that only counts: no environment, no network, no device. And
+what the loop counts itself."""
 
 import json
 import os
@@ -6,6 +7,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import time
 
 import jax
 import numpy as np
@@ -15,6 +17,7 @@ from jaxrl_scale import Config, train
 from jaxrl_scale.algos import ppo
 from jaxrl_scale.errors import FINISHED, NOT_FINITE, STOPPED, RunError
 from jaxrl_scale.parallel.hosts import Hosts
+from jaxrl_scale.records import progress
 from jaxrl_scale.records.checkpoint import restore
 from jaxrl_scale.records.progress import Clock
 from jaxrl_scale.train import loop
@@ -72,7 +75,7 @@ class Counter:
         return 1.0
 
 
-def counted(path, **changes):
+def config_of(path, **changes):
     """The config of a run of the counter."""
     few = {"iterations": 10, "log_every": 5, "checkpoint_every": 4, "compilation_cache": ""}
     quiet = {"wandb": "disabled", "tensorboard": False, "run_dir": str(path)}
@@ -104,7 +107,7 @@ def evaluations(run):
 
 
 def test_a_runner_that_only_counts_is_trained_logged_and_saved(tmp_path, capsys):
-    run, _ = run_of(counted(tmp_path / "run"))
+    run, _ = run_of(config_of(tmp_path / "run"))
     assert [row["iteration"] for row in run.metrics] == [5, 10]
     assert [row["env_steps"] for row in run.metrics] == [200, 400]
     assert run.metrics[-1]["return_100"] == (10 + 9 + 8) / 3
@@ -117,8 +120,8 @@ def test_a_runner_that_only_counts_is_trained_logged_and_saved(tmp_path, capsys)
 
 
 def test_a_counter_that_a_signal_stops_goes_on_and_leaves_the_same_record(tmp_path, capsys):
-    whole, _ = run_of(counted(tmp_path / "whole"))
-    config = counted(tmp_path / "halves")
+    whole, _ = run_of(config_of(tmp_path / "whole"))
+    config = config_of(tmp_path / "halves")
     stopped, _ = run_of(config, at={7: terminate})
     assert (stopped.exit_status, stopped.summary["status"]) == (STOPPED, "stopped")
     assert stopped.summary["iterations"] == 7
@@ -134,26 +137,26 @@ def test_a_counter_that_a_signal_stops_goes_on_and_leaves_the_same_record(tmp_pa
 
 
 def test_the_loop_ends_when_no_agent_is_finite_any_more(tmp_path, capsys):
-    config = counted(tmp_path / "run", num_seeds=2, checkpoint_every=2)
+    config = config_of(tmp_path / "run", num_seeds=2, checkpoint_every=2)
     lost = {"loss": np.full(2, np.nan)}
     run, _ = run_of(config, at={5: lambda metrics: metrics | lost})
     assert (run.exit_status, run.summary["status"]) == (NOT_FINITE, "failed")
     assert saved(run) == [2, 4]
     assert capsys.readouterr().err == (
-        "error: the loss of all 2 seeds is no longer finite at iteration 5; last good checkpoint: "
+        "error: the loss of all 2 agents is no longer finite at iteration 5; last good checkpoint: "
         f"{run.path}/checkpoints/4; a smaller --algo.learning_rate may help\n"
     )
 
 
 def test_every_evaluation_is_in_the_rows_whatever_log_every_is(tmp_path):
-    run, runner = run_of(counted(tmp_path / "run", eval_every=3))
+    run, runner = run_of(config_of(tmp_path / "run", eval_every=3))
     assert evaluations(run) == {3: 3, 6: 6, 9: 9, 10: 10}
     assert [row["iteration"] for row in run.metrics] == [3, 5, 6, 9, 10]
     assert runner.played == [3, 6, 9, 10]
 
 
 def test_the_best_checkpoint_is_one_that_was_evaluated(tmp_path):
-    config = counted(
+    config = config_of(
         tmp_path / "run", iterations=8, eval_every=4, checkpoint_every=2, keep_checkpoints=1
     )
     run, runner = run_of(config, evaluations=[500, 10])
@@ -166,7 +169,7 @@ def test_after_an_error_the_rows_so_far_are_kept_and_the_folder_is_free(tmp_path
     def fail(metrics):
         raise RuntimeError("a finger broke")
 
-    config = counted(tmp_path / "run", log_every=1)
+    config = config_of(tmp_path / "run", log_every=1)
     with pytest.raises(RuntimeError, match="a finger broke"):
         run_of(config, at={6: fail})
     resumed, _ = run_of(config, resume=tmp_path / "run")
@@ -192,7 +195,7 @@ def _counting(monkeypatch):
 
 @pytest.mark.usefixtures("_counting")
 def test_a_run_that_has_finished_is_left_as_it_is(tmp_path, capsys):
-    config = counted(tmp_path / "run")
+    config = config_of(tmp_path / "run")
     run = train(config)
     files = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
     capsys.readouterr()
@@ -208,7 +211,7 @@ def test_a_run_that_has_finished_is_left_as_it_is(tmp_path, capsys):
 def test_a_finished_run_goes_on_where_more_iterations_are_asked_for(tmp_path):
     # Without a schedule a longer run begins exactly like a shorter one.
     algo = ppo.Config(lr_schedule="constant")
-    config = counted(tmp_path / "run", algo=algo)
+    config = config_of(tmp_path / "run", algo=algo)
     train(config)
     longer = train(config.replace(iterations=12), resume=tmp_path / "run")
     assert longer.summary["iterations"] == 12
@@ -216,7 +219,7 @@ def test_a_finished_run_goes_on_where_more_iterations_are_asked_for(tmp_path):
 
 @pytest.mark.usefixtures("_counting")
 def test_the_config_of_a_run_that_is_resumed_cannot_change_its_result(tmp_path):
-    config = counted(tmp_path / "run", env_kwargs={})
+    config = config_of(tmp_path / "run", env_kwargs={})
     train(config)
     with pytest.raises(RunError, match=r"^seed cannot change on resume: the run has seed=0; what"):
         train(config.replace(seed=9), resume=tmp_path / "run")
@@ -231,22 +234,85 @@ def test_the_config_of_a_run_that_is_resumed_cannot_change_its_result(tmp_path):
 
 
 @pytest.mark.usefixtures("_counting")
-def test_train_gives_the_precision_of_matrix_products_back(tmp_path, monkeypatch):
+def test_train_gives_the_settings_of_jax_back(tmp_path, monkeypatch):
+    names = ("jax_default_matmul_precision", "jax_enable_x64")
+
+    def settings():
+        return tuple(jax.config.values[name] for name in names)
+
     seen = []
-    monkeypatch.setattr(
-        Counter,
-        "evaluate",
-        lambda *_: seen.append(jax.config.values["jax_default_matmul_precision"]),
-    )
-    before = jax.config.values["jax_default_matmul_precision"]
+    monkeypatch.setattr(Counter, "evaluate", lambda *_: seen.append(settings()))
+    before = settings()
     try:
-        for theirs in (None, "high"):
-            jax.config.update("jax_default_matmul_precision", theirs)
-            train(counted(tmp_path / str(theirs)))
-            assert jax.config.values["jax_default_matmul_precision"] == theirs
+        for theirs in ((None, False), ("high", True)):
+            for name, value in zip(names, theirs, strict=True):
+                jax.config.update(name, value)
+            train(config_of(tmp_path / str(theirs[0])))
+            assert settings() == theirs
     finally:
-        jax.config.update("jax_default_matmul_precision", before)
-    assert seen == ["highest", "highest"]
+        for name, value in zip(names, before, strict=True):
+            jax.config.update(name, value)
+    assert seen == 2 * [("highest", False)]
+
+
+# --- what is counted ------------------------------------------------------------------------
+
+
+def counted(*iterations):
+    """A `Progress` of two agents after iterations of ``(count, total_return)`` for each."""
+    mine = progress.Progress(2)
+    for number, agents in enumerate(iterations, 1):
+        count, total = np.array(agents, np.float32).T
+        numbers = {"ended": count.astype(np.int32), "total_return": total}
+        mine.record(number, numbers | {"total_length": count, "steps": np.full(2, 10)})
+    return mine
+
+
+def test_the_recent_return_is_of_the_fewest_iterations_with_100_episodes_of_a_agent():
+    mine = counted([(90, 90), (200, 0)], [(60, 120), (0, 0)], [(50, 150), (100, 300)])
+    assert mine.recent_returns().tolist() == [270 / 110, 3.0]
+    assert mine.recent_return() == (270 / 110 + 3) / 2
+    assert mine.env_steps == 60
+
+
+def test_there_is_no_recent_return_before_every_agent_has_100_episodes():
+    assert progress.Progress(2).recent_return() is None
+    mine = counted([(99, 1), (100, 200)])
+    assert mine.recent_return() is None
+    assert mine.recent_returns()[1] == 2
+
+
+def test_a_agent_that_is_not_finite_counts_as_failed_from_that_iteration_on():
+    mine = counted([(100, 100), (100, 300)], [(100, np.nan), (100, 300)], [(100, 0), (100, 300)])
+    assert mine.failed == {0: 2}
+    assert mine.recent_return() == 3
+    again = progress.Progress(2)
+    again.load_json(json.loads(json.dumps(mine.to_json())))
+    assert json.dumps(again.to_json()) == json.dumps(mine.to_json())
+    assert again.failed == {0: 2}
+
+
+def test_only_iterations_that_count_are_reagented():
+    quiet = counted(*[[(0, 0), (0, 0)]] * 50)
+    assert len(quiet.window) == 0
+    busy = counted(*[[(60, 0), (60, 0)]] * 50)
+    assert len(busy.window) == 2
+    failed = counted([(0, np.nan), (60, 0)], *[[(0, np.nan), (60, 0)]] * 50)
+    assert len(failed.window) == 2, "who failed and never ends holds nobody up"
+
+
+def test_the_time_to_a_target_is_kept_on_resume_unless_the_target_is_another():
+    clock = progress.Clock(time.time() - 5, target_return=10.0)
+    clock.note(100, None)
+    clock.note(200, 9.9)
+    assert clock.seconds_to_target is None
+    clock.note(300, 10.0)
+    assert clock.seconds_to_target == pytest.approx(5, abs=0.5)
+    for target, seconds in ((10.0, clock.seconds_to_target), (20.0, None)):
+        later = progress.Clock(time.time(), target_return=target)
+        later.load_json(clock.to_json())
+        assert later.seconds_to_target == seconds
+        assert later.env_steps == 300
 
 
 # --- names ----------------------------------------------------------------------------------
@@ -292,5 +358,5 @@ def test_a_type_checker_knows_what_the_package_offers(tmp_path):
 
 
 def test_a_run_can_be_pickled(tmp_path):
-    run, _ = run_of(counted(tmp_path / "run"))
+    run, _ = run_of(config_of(tmp_path / "run"))
     assert pickle.loads(pickle.dumps(run)) == run

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,8 @@ from jaxrl_scale.types import Algorithm, Box, Environment, PyTree
 class Agent:
     """A trained agent that acts, with the other agents of its run beside it.
 
-    It computes with the run's ``matmul_precision``, whatever is set in JAX.
+    It computes as its run did, in 32-bit numbers and with the run's ``matmul_precision``, whatever
+    is set in JAX.
     """
 
     config: Config
@@ -42,6 +44,11 @@ class Agent:
     def __post_init__(self) -> None:
         self._compiled_act = jax.jit(self.algo.act, static_argnums=6)
         self.reset()
+
+    @contextmanager
+    def _as_in_training(self) -> Iterator[None]:
+        with jax.default_matmul_precision(self.config.matmul_precision), jax.enable_x64(False):
+            yield
 
     def reset(self, seed: int = 0) -> None:
         """Forget what a recurrent policy remembers, and seed the sampling of actions."""
@@ -76,7 +83,7 @@ class Agent:
         first = np.zeros(len(batch), bool) if is_first is None else np.asarray(is_first)
         self._key, key = jax.random.split(self._key)
         actor = jax.tree.map(lambda x: x[self.index], self.actor)
-        with jax.default_matmul_precision(self.config.matmul_precision):
+        with self._as_in_training():
             action, self._carry, _ = self._compiled_act(
                 actor, None, self._carry, batch, first, key, greedy
             )
@@ -90,7 +97,7 @@ class Agent:
         ``[P, episodes]``."""
         placement = backend.place(self.config.replace(devices=None), jax.local_devices())
         evaluator = Evaluator(self.env, self.algo, placement, episodes, greedy)
-        with jax.default_matmul_precision(self.config.matmul_precision):
+        with self._as_in_training():
             return evaluator(self.actor, agent_seeds(self.config))
 
     def evaluate_in_gymnasium(

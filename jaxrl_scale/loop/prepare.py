@@ -50,13 +50,16 @@ def check_memory(state: Any, devices: tuple[jax.Device, ...]) -> None:
 
 
 @contextmanager
-def matmul_precision_restored() -> Iterator[None]:
-    """Give whoever trains within a program of their own their precision of matrix products back."""
-    before = jax.config.values["jax_default_matmul_precision"]
+def jax_settings_restored() -> Iterator[None]:
+    """Give whoever trains within a program of their own their settings of JAX back, which
+    `jaxrl_scale.parallel.backend.initialize` changes."""
+    names = ("jax_default_matmul_precision", "jax_enable_x64")
+    before = {name: jax.config.values[name] for name in names}
     try:
         yield
     finally:
-        jax.config.update("jax_default_matmul_precision", before)
+        for name, value in before.items():
+            jax.config.update(name, value)
 
 
 @contextmanager

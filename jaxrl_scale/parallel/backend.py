@@ -44,6 +44,8 @@ def initialize(config: Config, hosts: Hosts | None = None) -> Placement:
         jax.config.update("jax_compilation_cache_dir", os.path.expanduser(config.compilation_cache))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     jax.config.update("jax_default_matmul_precision", config.matmul_precision)
+    # A run depends on its config alone, not on JAX_ENABLE_X64: it is the same in 32-bit numbers.
+    jax.config.update("jax_enable_x64", False)
     hosts = hosts or Hosts()
     cores = _span(hosts) if hosts.several else len(visible_cores())
     with contextlib.suppress(RuntimeError):  # in a notebook the backend may exist already

@@ -207,7 +207,7 @@ class Log:
         if status == "failed":
             self._terminal.close()
             agents = self._config.num_seeds
-            whose = "the loss" if agents == 1 else f"the loss of all {agents} seeds"
+            whose = "the loss" if agents == 1 else f"the loss of all {agents} agents"
             last = self._run.newest_checkpoint()
             print(
                 f"error: {whose} is no longer finite at iteration {self.iteration}; last good "

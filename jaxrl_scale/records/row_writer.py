@@ -57,7 +57,7 @@ class RowWriter:
                 kept = [row for row in rows if row["iteration"] <= resume_iteration]
                 dropped = len(rows) - len(kept)
                 write_atomically(run.metrics, b"".join(_line(row) for row in kept))
-            # Unbuffered: a row that was logged survives whatever happens to the process.
+            # Unbuffered, so that a row that was logged survives whatever happens to the process.
             self._file = open(run.metrics, "ab", buffering=0)  # noqa: SIM115
         with io_errors(run.tensorboard):
             if config.tensorboard or run.tensorboard.exists():
@@ -76,7 +76,7 @@ class RowWriter:
             self.wandb = WandbSink(run, config, shown, mode, repeated, say)
 
     def log(self, row: Row) -> None:
-        """Write a row everywhere. Raises a `RunError` where the disk takes no more."""
+        """Write a row everywhere. Raises a `RunError` if the disk is full."""
         row = plain(row)
         with io_errors(self._run.metrics):
             _write_all(self._file, _line(row))
@@ -87,14 +87,14 @@ class RowWriter:
             self.wandb.log({**scalars(row), "env_steps": row["env_steps"] // self._num_seeds})
 
     def sync(self) -> None:
-        """Wait until the rows are on the disk. Called before a checkpoint is saved, so that
-        no crash of the machine leaves a checkpoint that is ahead of its metrics."""
+        """Wait until the rows are on the disk. It is called before a checkpoint is saved, so that
+        no crash of the machine leaves a checkpoint that is ahead of its rows."""
         with io_errors(self._run.metrics):
             os.fsync(self._file.fileno())
 
     def close(self, summary: Summary | None, exit_code: int) -> None:
-        """Write ``summary.json``, unless there is none, and close everything, which also
-        happens where the disk is full; that is raised then."""
+        """Write ``summary.json``, if there is a summary, and close everything. With a full disk
+        everything is closed, too, and then a `RunError` is raised."""
         with ExitStack() as last:
             if self.wandb:
                 last.callback(self.wandb.close, plain(summary or {}), exit_code)
@@ -121,15 +121,15 @@ def _line(row: Row) -> bytes:
 
 
 def _write_all(file: Any, data: bytes) -> None:
-    while data:  # a disk that fills up takes the beginning first and then says no
+    while data:  # a disk that is almost full takes the beginning, and then raises an error
         data = data[file.write(data) :]
 
 
 class _Events:
-    """TensorBoard's event file, written anew: what was there before is removed.
+    """TensorBoard's event file. It is written anew: the files that were there are removed.
 
-    The writer below tensorboardX's SummaryWriter, which would write from a thread of its
-    own: there a full disk ends the thread, and the run then waits for it for ever.
+    It uses the writer below tensorboardX's SummaryWriter. SummaryWriter itself writes from a thread
+    of its own: a full disk ends that thread, and the run then waits for it for ever.
     """
 
     def __init__(self, folder: Path):
@@ -154,7 +154,7 @@ class _Events:
                 summary=self._summary(value=values),
             )
         )
-        if time.monotonic() - self._flushed > _FLUSH_SECONDS:  # it waits for the disk
+        if time.monotonic() - self._flushed > _FLUSH_SECONDS:  # flushing waits for the disk
             self.flush()
 
     def flush(self) -> None:

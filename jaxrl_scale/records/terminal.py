@@ -14,7 +14,7 @@ from jaxrl_scale.config import Config
 from jaxrl_scale.records.rows import Row, Summary
 
 _PLAIN_LINES = 20
-_WORST_SEEDS = 3
+_WORST_AGENTS = 3
 
 
 class Terminal:
@@ -164,16 +164,16 @@ def summary_lines(config: Config, summary: Summary) -> list[tuple[str, str]]:
         centre = number(evaluation["iqm" if several else "mean"])
         kind = "IQM, " if several else ""
         interval = f"95% interval {number(low)} to {number(high)}"
-        episodes = f"{evaluation['episodes']:,} episodes{' of each seed' if several else ''}"
+        episodes = f"{evaluation['episodes']:,} episodes{' of each agent' if several else ''}"
         lines.append(("evaluation return", f"{centre}  ({kind}{interval}; {episodes})"))
         scores = {k: v for k, v in enumerate(evaluation["per_seed"]) if v is not None}
         if several and scores:
             lines.append(("  mean", number(evaluation["mean"])))
             low, high = min(scores.values()), max(scores.values())
             lines.append(("  min, max", f"{number(low)}, {number(high)}"))
-            worst = sorted(scores, key=lambda agent: scores[agent])[:_WORST_SEEDS]
-            named = ", ".join(f"{config.seed + k}: {number(scores[k])}" for k in worst)
-            lines.append(("  worst seeds", named))
+            worst = sorted(scores, key=lambda agent: scores[agent])[:_WORST_AGENTS]
+            named = ", ".join(f"{number(scores[k])} (seed {config.seed + k})" for k in worst)
+            lines.append(("  worst agents", named))
     if summary.get("return_100") is not None:
         lines.append(("training return", f"{number(summary['return_100'])}  (last 100 episodes)"))
     if summary.get("target_return") is not None:
@@ -182,8 +182,8 @@ def summary_lines(config: Config, summary: Summary) -> list[tuple[str, str]]:
         lines.append(("target return", f"{number(summary['target_return'])}  ({text})"))
     if several:
         failed = ", ".join(str(config.seed + k) for k in summary["failed"])
-        text = f"{len(summary['failed'])} failed: {failed}" if failed else "none failed"
-        lines.append(("seeds", f"{summary['num_seeds']}  ({text})"))
+        text = f"{len(summary['failed'])} failed: seed {failed}" if failed else "none failed"
+        lines.append(("agents", f"{summary['num_seeds']}  ({text})"))
     rate = compact(summary["steps_per_second"])
     lines.append(("environment steps", f"{summary['env_steps']:,}  ({rate} a second)"))
     compiling = duration(summary["compile_seconds"])

@@ -1,4 +1,4 @@
-"""wandb, fed from a thread of its own."""
+"""Rows of metrics at Weights & Biases, sent by a thread of its own."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from jaxrl_scale.config.files import flatten
 from jaxrl_scale.records.run_directory import RunDirectory, plain, short
 
 INIT_SECONDS = 20
-FINISH_SECONDS = 20  # within the 30 s that Slurm leaves between SIGTERM and SIGKILL
+FINISH_SECONDS = 20  # less than the 30 s that Slurm leaves between SIGTERM and SIGKILL
 
 
 def wandb_mode(config: Config) -> str:
-    """``auto``, ``online``, ``offline`` or ``disabled``: the config's, else ``WANDB_MODE``."""
+    """``auto``, ``online``, ``offline`` or ``disabled``. The config decides; if it says ``auto``,
+    the variable ``WANDB_MODE`` does."""
     if config.wandb != "auto":
         return config.wandb
     mode = os.environ.get("WANDB_MODE", "auto").lower()
@@ -27,22 +28,22 @@ def wandb_mode(config: Config) -> str:
 
 
 class WandbSink:
-    """One wandb run, fed by a thread: training waits neither for wandb's start, which takes
-    more than a second, nor for the network, and no trouble of wandb's ends a run.
+    """One run at wandb, which a thread feeds. Training does not wait for wandb's start, which takes
+    more than a second, nor for the network, and an error of wandb's never ends a run.
 
-    Mode ``auto`` is online where wandb finds credentials (environment, settings, netrc) and
-    offline elsewhere; nobody is asked for a key. A server that cannot be reached within
-    `INIT_SECONDS` leaves the run offline, and the user is told so in one line; ``wandb sync``
-    uploads it later. Under ``wandb agent`` the sweep chooses the id and the project.
+    In mode ``auto`` the run is online if wandb finds credentials (in the environment, its settings
+    or netrc), and else offline. Nobody is asked for a key. If the server cannot be reached within
+    `INIT_SECONDS`, the run is offline and the user is told so in one line; ``wandb sync`` uploads
+    it later. Under ``wandb agent`` the sweep chooses the id and the project.
 
-    **After a resume** the run goes on under its id, which is kept in ``wandb.json``. wandb
-    takes back no row: those after the checkpoint that were logged before the stop stay, and
-    are logged again, with the same values at the same ``env_steps``, so that curves over
-    ``env_steps`` lie on themselves. An offline run becomes two folders of one id, to be
-    synchronised in their order. The user is told.
+    **After a resume** the run goes on under its id, which is kept in ``wandb.json``. wandb cannot
+    take rows back: those that were logged between the checkpoint and the stop stay there, and are
+    logged again with the same values at the same ``env_steps``, so that curves over ``env_steps``
+    lie on themselves. An offline run becomes two folders of one id, which have to be uploaded in
+    their order. The user is told.
 
     Args:
-      repeated: rows that will be logged again; ``None`` for a fresh run.
+      repeated: the number of rows that will be logged again; None for a new run.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class WandbSink:
         stored = run.read_json("wandb.json") or {}
         self._id = stored.get("id") or os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)
         run.write_json("wandb.json", {"id": self._id})
-        # Unbounded, for the rows that come while wandb starts: a run has few, and small ones.
+        # Unbounded, because rows come while wandb starts. A run has few rows, and they are small.
         self._rows: queue.SimpleQueue[dict[str, float] | None] = queue.SimpleQueue()
         self._summary: dict[str, Any] = {}
         self._exit_code = 0
