@@ -248,6 +248,18 @@ def test_of_equally_good_ones_the_latest_is_restored_as_the_best(tmp_path):
     checkpoints.close()
 
 
+def test_what_is_deleted_disappears_from_its_name_at_once(tmp_path, monkeypatch):
+    rmtree, removed = shutil.rmtree, []
+
+    def watched(path: Path, **how: Any) -> None:
+        removed.extend([path.name] if path.exists() else [])
+        rmtree(path, **how)
+
+    monkeypatch.setattr(shutil, "rmtree", watched)
+    saved(tmp_path, [1, 2, 3], keep=1)
+    assert removed == ["1.deleted", "2.deleted"]
+
+
 def test_without_any_score_the_best_is_the_newest(tmp_path):
     saved(tmp_path, [1, 2, 3])
     assert restore(tmp_path, state(0), no_warning, best=True)[0] == 3
@@ -362,6 +374,20 @@ def test_an_array_that_is_damaged_is_named(tmp_path):
     restore(tmp_path, state(0), warnings.append)
     assert "params/layer" in warnings[0]
     assert warnings[0].endswith("is not what was written")
+
+
+@pytest.mark.parametrize("size", ["(1000,)", "(9999,)"])
+def test_a_damaged_shape_is_found_before_it_is_believed(tmp_path, size):
+    saved(tmp_path, [1])
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    checkpoints.save(2, state(2, 5000), {})
+    checkpoints.close()
+    file = tmp_path / "2" / "arrays.npz"
+    file.write_bytes(file.read_bytes().replace(b"(5000,)", size.encode()))
+    warnings: list[str] = []
+    with pytest.raises(RunError, match="/1 is of another config: params/layer0"):
+        restore(tmp_path, state(2, 5000), warnings.append)
+    assert warnings[0].endswith("params/layer0 is not what was written")
 
 
 def test_a_number_changed_in_the_meta_data_is_damage(tmp_path):
@@ -725,7 +751,8 @@ def test_what_some_processes_save_any_number_restores(tmp_path, number):
 
 
 def test_on_a_shared_folder_only_process_0_writes_what_all_hold(tmp_path):
-    save_together([tmp_path] * 2, 3, history=1)
+    for iteration in (2, 3):  # of which one is kept
+        save_together([tmp_path] * 2, iteration, history=1)
     written = {p.name: set(np.load(p / "arrays.npz")) - {"record.json"} for p in tmp_path.iterdir()}
     of_shards = {"for_each_shard/obs", "for_each_shard/empty"}
     assert written.keys() == {"3", "3.part-1-of-2"}
