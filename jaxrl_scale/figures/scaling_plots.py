@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jaxrl_scale.figures.plot_style import COLORS, INK, MARKERS, PALE, dress, new_figure, png
 from jaxrl_scale.records.terminal import compact, duration, number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Compared = Sequence[dict[str, Any]]  # what `scaling.compare` says of one series
-Curves = Sequence[dict[str, tuple[np.ndarray, np.ndarray]]]  # what `scaling.curves` says of it
+Compared = Sequence[dict[str, Any]]  # what `study.compare` says of one series
+Curves = Sequence[dict[str, tuple[np.ndarray, np.ndarray]]]  # what `study.curves` says of it
 
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-MARKERS = "osD^v"
-INK, SOFT, PALE = "#1b1f24", "#5b6470", "#c4cad1"
 BUDGETS = {"iterations": "iterations", "steps": "steps", "seconds": "time"}
 
 
@@ -60,20 +57,23 @@ SPEED_HEADS = (
     *("speed-up", "efficiency", "compilation"),
 )
 NOTES = (
-    "Steps/s: valid environment steps of all agents, all training included, compilation apart "
-    "(median over the run; of several runs the median, lowest and highest). Speed-up and "
-    "difference: against the first line. Efficiency: speed-up over the growth of the devices.",
+    "Steps/s counts valid environment steps of all agents, with all training and without "
+    "compilation. It is the median over the run; of several runs it is their median, with the "
+    "lowest and the highest in parentheses. Speed-up and difference are against the first line. "
+    "Efficiency is the speed-up divided by the growth of the devices.",
     "",
-    "Returns: interquartile mean over seeds and its 95 % bootstrap interval. At equal iterations: "
-    "the final greedy evaluation. At equal steps (of one agent) and equal time (compilation "
-    "apart): the last 100 training episodes; a dash where there were not so many yet.",
+    "Returns are interquartile means over agents with their 95 % bootstrap intervals. At equal "
+    "iterations they come from the final greedy evaluation. At equal steps (of one agent) and at "
+    "equal time (without compilation) they come from the last 100 training episodes; a dash means "
+    "that there had not been as many yet.",
     "",
-    "Failed: the loss was no longer finite. Stuck: within 1 % of the worst return there is.",
+    "An agent has failed if its loss is no longer finite. It is stuck if its evaluation is within "
+    "1 % of the worst return that the environment has.",
 )
 
 
 def title(compared: Compared) -> str:
-    """Of one series."""
+    """The title of one series."""
     if len({_machine(result) for result in compared}) == 1 < len(compared):
         return "More environments"
     weak, envs = compared[0]["mode"] == "weak", compared[0]["base_envs"]
@@ -154,10 +154,7 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 def plot(study: dict[str, Any], series: Sequence[Compared], curves: Sequence[Curves]) -> bytes:
     """A PNG: speed, efficiency (where machines differ), returns at the three budgets, learning."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure((11, 7.6), dpi=160, layout="constrained")
+    figure = new_figure(11, 7.6)
     heading = f"Scaling of {study['config']} on {study['machine']['processor']}"
     figure.suptitle(heading, x=0.01, ha="left", fontsize=11, color=INK)
     panels = figure.subplots(2, 2)
@@ -168,9 +165,7 @@ def plot(study: dict[str, Any], series: Sequence[Compared], curves: Sequence[Cur
         _draw_curves(panels[0, 1], series, curves, "seconds")
     _draw_returns(panels[1, 0], series)
     _draw_curves(panels[1, 1], series, curves, "steps")
-    buffer = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(buffer)
-    return buffer.getvalue()
+    return png(figure)
 
 
 def _draw_lines(
@@ -181,7 +176,7 @@ def _draw_lines(
     from matplotlib.ticker import EngFormatter
 
     x_key = _grows(series)
-    _dress(axes, heading, {"all_devices": "devices", "": ""}.get(x_key, "environments"))
+    dress(axes, heading, {"all_devices": "devices", "": ""}.get(x_key, "environments"))
     for k, compared in enumerate(series):
         kept = [result for result in compared if result[key] is not None]
         x = [result[x_key] if x_key else place for place, result in enumerate(kept)]
@@ -218,7 +213,7 @@ def _grows(series: Sequence[Compared]) -> str:
 def _draw_returns(axes: Axes, series: Sequence[Compared]) -> None:
     """The returns at equal iterations, steps and time with their intervals, result by result."""
     results = [result for compared in series for result in compared]
-    _dress(axes, "Return at equal budgets, 95 % intervals", "")
+    dress(axes, "Return at equal budgets, 95 % intervals", "")
     for k, (budget, words) in enumerate(BUDGETS.items()):
         known = [
             (place + 0.16 * (k - 1), learned["iqm"], *learned["ci95"])
@@ -242,7 +237,7 @@ def _draw_curves(
     from matplotlib.ticker import EngFormatter
 
     words = {"steps": "environment steps of one agent", "seconds": "seconds, without compilation"}
-    _dress(axes, "Return while training, last 100 episodes", words[over])
+    dress(axes, "Return while training, last 100 episodes", words[over])
     drawn = [curve[over] for one in curves for curve in one]
     for k, (name, (x, y)) in enumerate(zip(_everywhere(series), drawn, strict=True)):
         axes.plot(x, y, color=COLORS[k % len(COLORS)], linewidth=1.6, label=name)
@@ -261,13 +256,3 @@ def _everywhere(series: Sequence[Compared]) -> list[str]:
         for compared in series
         for result, name in zip(compared, labels(compared), strict=True)
     ]
-
-
-def _dress(axes: Axes, heading: str, x_label: str) -> None:
-    axes.set_title(heading, loc="left", fontsize=10, fontweight="bold", color=INK)
-    axes.set_xlabel(x_label, fontsize=9, color=SOFT)
-    axes.tick_params(labelsize=8, labelcolor=SOFT, color=PALE)
-    axes.grid(color="#e6e9ed", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(PALE)
