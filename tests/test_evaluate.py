@@ -14,8 +14,9 @@ import pytest
 from processes import PATIENCE, SMALL, checkpoints, summary, well
 from running import first_shared
 from scipy import stats
+from test_report import make_run
 
-from jaxrl_scale import envs, evaluate, load
+from jaxrl_scale import envs, evaluate, load, report
 from jaxrl_scale.config import Config, files
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.loop.agent import Agent
@@ -188,6 +189,24 @@ def test_the_standard_error_is_of_agents_where_several_play(tmp_path, capfd, mon
     _, out, _ = command(tmp_path, capfd=capfd)
     assert "mean return 0.0 ± 0.0 (standard error over 128 episodes)" in out
     assert out.endswith("left out, because their loss or their return is not finite: agents 1\n")
+
+
+@pytest.mark.parametrize("name", ["env", "network"])
+def test_looking_at_a_strangers_run_directory_calls_nothing_that_it_names(tmp_path, capfd, name):
+    """``os:system`` is neither an environment nor a network."""
+    run, proof = make_run(tmp_path / "run"), tmp_path / "proof"
+    config = json.loads((run / "config.json").read_text())
+    kwargs = {"command": f"touch {proof}"} if name == "env" else {}
+    changed = config | {name: "os:system", "env_kwargs": kwargs}
+    (run / "config.json").write_text(json.dumps(changed))
+    status, _, err = command(run, capfd=capfd)
+    assert (status, err.count("\n")) == (2, 1)
+    assert "'system' was not called, because it should be " in err
+    assert report.main([str(run)]) == 0
+    assert "was not called, because it should be" in (run / "report.html").read_text()
+    with pytest.raises(RunError, match="was not called"):
+        load(run)
+    assert not proof.exists()
 
 
 # --- in Python ------------------------------------------------------------------------------
