@@ -871,11 +871,6 @@ def command(*argv, folder=REPOSITORY):
     ("argv", "said"),
     [
         (["--config=configs/acrobat.py"], "did you mean configs/acrobot.py?"),
-        (
-            ["--config=configs/acrobot.py", "--learning_rate=1"],
-            "did you mean --algo.learning_rate?",
-        ),
-        (["--num_envs=100"], "try num_envs=104"),
         (["--env=CartPol-v1"], "Did you mean 'CartPole-v1'?"),
         (
             ["--network=tests.test_config:WrongShape"],

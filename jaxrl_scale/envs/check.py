@@ -195,10 +195,11 @@ def _is_shape(value: Any) -> bool:
 
 
 def _is_observable(dtype: Any) -> bool:
-    """Whether it is a bool, integer or float dtype of at most 32 bits."""
+    """Whether it is a bool, integer or float dtype that JAX has; 64 bits need JAX_ENABLE_X64."""
     try:
         known = np.dtype(dtype)
     except TypeError:
         return False
     real = jnp.issubdtype(known, jnp.integer) or jnp.issubdtype(known, jnp.floating)
-    return dtype is not None and (known.kind == "b" or real) and known.itemsize <= 4
+    exists = jax.dtypes.canonicalize_dtype(known) == known
+    return dtype is not None and (known.kind == "b" or real) and exists
