@@ -156,7 +156,7 @@ def check_fields(config: Any, prefix: str) -> None:
                 raise RunError(f"{said} be at least {low}")
             if above is not None and number <= above:
                 raise RunError(f"{said} be above {above}")
-            largest = _LARGEST[type(number)] if high is None else high
+            largest = _LARGEST[int if isinstance(number, int) else float] if high is None else high
             if number > largest:
                 raise RunError(f"{said} be at most {largest}")
 

@@ -31,8 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_scale import commands
-from jaxrl_scale import config as cfg
-from jaxrl_scale.config import command_line
+from jaxrl_scale.config import Config, command_line
 from jaxrl_scale.envs import make
 from jaxrl_scale.errors import UNFINISHED, RunError
 from jaxrl_scale.options import largest_divisor
@@ -95,7 +94,7 @@ def plan(args: argparse.Namespace, options: Sequence[str]) -> list[Point]:
     return list(dict.fromkeys(points))
 
 
-def base(args: argparse.Namespace, options: Sequence[str]) -> cfg.Config:
+def base(args: argparse.Namespace, options: Sequence[str]) -> Config:
     """The config before the axes, but with the first --num_envs: minibatches and the like may fit
     to these only."""
     envs = [f"--num_envs={args.num_envs[0]}"] if args.num_envs else []

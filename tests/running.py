@@ -6,9 +6,8 @@ import jax
 import numpy as np
 
 from jaxrl_scale import algos, envs
-from jaxrl_scale import config as cfg
 from jaxrl_scale.algos import ppo
-from jaxrl_scale.config import Config
+from jaxrl_scale.config import Config, check
 from jaxrl_scale.loop.runner import Runner
 from jaxrl_scale.options import traced
 from jaxrl_scale.parallel import backend
@@ -19,7 +18,7 @@ def small(algo=None, **changes):
     own = {"minibatch_size": 128, "epochs": 2} | (algo or {})
     whole = {"num_envs": 64, "num_shards": 8, "rollout_length": 16, "iterations": 8} | changes
     config = Config(algo=ppo.Config(**own), **whole)
-    cfg.check(config)
+    check(config)
     return config
 
 

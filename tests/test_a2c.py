@@ -9,9 +9,8 @@ import pytest
 from learners import GAMMA, Mixture, asked, check_values, random_parameters, rollout_of
 from running import differing, first_shared, runner_of, steps
 
-from jaxrl_scale import config as cfg
 from jaxrl_scale.algos import a2c
-from jaxrl_scale.config import Config
+from jaxrl_scale.config import Config, check
 from jaxrl_scale.learning import networks
 from jaxrl_scale.parallel.sums import local_pool
 from jaxrl_scale.types import Box, Discrete, EnvSpec
@@ -30,7 +29,7 @@ EVERYTHING = {
 def small(own=None, **changes):
     whole = {"num_envs": 32, "num_shards": 8, "rollout_length": 8, "hidden_sizes": (8,)} | changes
     config = Config(algo=a2c.Config(**(own or {})), **whole)
-    cfg.check(config)
+    check(config)
     return config
 
 

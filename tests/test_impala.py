@@ -10,9 +10,8 @@ import pytest
 from learners import GAMMA, Mixture, asked, check_values, random_parameters, rollout_of
 from running import differing, first_shared, runner_of, steps
 
-from jaxrl_scale import config as cfg
 from jaxrl_scale.algos import a2c, impala
-from jaxrl_scale.config import Config
+from jaxrl_scale.config import Config, check
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.learning import networks
 from jaxrl_scale.parallel.sums import local_pool
@@ -34,7 +33,7 @@ def small(own=None, **changes):
     whole = {"num_envs": 32, "num_shards": 8, "rollout_length": 8, "hidden_sizes": (8,)} | changes
     own = {"minibatch_size": whole["num_envs"] * whole["rollout_length"]} | (own or {})
     config = Config(algo=impala.Config(**own), **whole)
-    cfg.check(config)
+    check(config)
     return config
 
 
@@ -118,7 +117,7 @@ def compiled(module, shape, **own):
         hidden_sizes=(8,),
         algo=module.Config(**own),
     )
-    cfg.check(config)
+    check(config)
     algo = module.make(config, SPEC, local_pool(S))
     network = networks.make(config, SPEC)
 

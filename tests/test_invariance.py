@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from running import differing, run, runner_of, small, steps
 
-from jaxrl_scale import config as cfg
 from jaxrl_scale.algos import a2c, apex, dqn, impala, pqn
-from jaxrl_scale.config import Config
+from jaxrl_scale.config import Config, check
 from jaxrl_scale.parallel import backend, sums
 from jaxrl_scale.parallel.placement import Placement
 from jaxrl_scale.parallel.sums import AXIS
@@ -55,7 +54,7 @@ ALGOS = (
 def with_algorithm(own):
     whole = {"env": "CartPole-v1", "num_envs": 16, "num_shards": 8, "rollout_length": 8}
     config = Config(algo=own, hidden_sizes=(16,), iterations=24, seed=7, **whole)
-    cfg.check(config)
+    check(config)
     return config
 
 

@@ -10,9 +10,8 @@ import pytest
 from running import differing, first_shared, run, runner_of, small, steps
 from test_ppo import CLIP, ENTROPY, VALUE, twin_loss
 
-from jaxrl_scale import config as cfg
 from jaxrl_scale.algos import ppo
-from jaxrl_scale.config import Config
+from jaxrl_scale.config import Config, check
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.learning import networks
 from jaxrl_scale.loop.evaluator import Evaluator
@@ -148,7 +147,7 @@ def updated(rollout, exact=True):
         hidden_sizes=(16,),
         algo=ppo.Config(recurrent=True, minibatch_size=T * B, epochs=2),
     )
-    cfg.check(config)
+    check(config)
     algo = ppo.make(config, SPEC, local_pool(1, exact))
     shared = first_shared(algo, config)
     return jax.jit(algo.update)(shared, jnp.zeros((1, B)), rollout, jax.random.key(1), 0)
@@ -288,9 +287,9 @@ def test_minibatches_of_broken_sequences_are_refused(size, try_instead):
     with pytest.raises(
         RunError, match=rf"^algo.minibatch_size={size} does not cut .* whole traj.*\S$"
     ) as e:
-        cfg.check(wrong)
+        check(wrong)
     assert str(e.value).endswith(f"try algo.minibatch_size={try_instead}")
-    cfg.check(config.replace(algo=dataclasses.replace(config.algo, minibatch_size=try_instead)))
+    check(config.replace(algo=dataclasses.replace(config.algo, minibatch_size=try_instead)))
 
 
 def test_a_memory_needs_a_hidden_layer():

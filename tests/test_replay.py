@@ -5,9 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_scale import config as cfg
 from jaxrl_scale.algos import dqn
-from jaxrl_scale.config import Config
+from jaxrl_scale.config import Config, check
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.learning import replay
 from jaxrl_scale.types import Discrete, EnvSpec, Rollout
@@ -193,6 +192,6 @@ def test_the_running_sum_is_a_running_sum():
 def test_sizes_that_do_not_fit_are_told_in_one_line(own, words):
     config = Config(num_envs=64, rollout_length=16, algo=dqn.Config(**own))
     with pytest.raises(RunError) as caught:
-        cfg.check(config)
+        check(config)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
