@@ -86,8 +86,8 @@ def _changes(config: Config, argv: Sequence[str]) -> dict[str, Any]:
 
     others = ("config", "resume", "algo", *(f.name for f in dataclasses.fields(Launch)))
     texts = {k: v for k, v in vars(given).items() if k not in others}
-    own = {k.removeprefix("env_kwargs."): k for k in texts if k.startswith("env_kwargs.")}
-    env_kwargs = {name: _parse_literal(texts.pop(key)) for name, key in own.items()}
+    names = {k.removeprefix("env_kwargs."): k for k in texts if k.startswith("env_kwargs.")}
+    env_kwargs = {name: _parse_literal(texts.pop(key)) for name, key in names.items()}
     hints = typing.get_type_hints(type(config))
     hints |= {f"algo.{k}": v for k, v in typing.get_type_hints(type(config.algo)).items()}
     changes = {name: _convert(name, text, hints[name]) for name, text in texts.items()}
@@ -98,9 +98,9 @@ def _changes(config: Config, argv: Sequence[str]) -> dict[str, Any]:
 
 
 def _replace(config: Config, changes: dict[str, Any]) -> Config:
-    own = {k.removeprefix("algo."): v for k, v in changes.items() if k.startswith("algo.")}
+    options = {k.removeprefix("algo."): v for k, v in changes.items() if k.startswith("algo.")}
     rest = {k: v for k, v in changes.items() if not k.startswith("algo.")}
-    return config.replace(**rest, algo=dataclasses.replace(config.algo, **own))
+    return config.replace(**rest, algo=dataclasses.replace(config.algo, **options))
 
 
 def check_resume(config: Config, changes: dict[str, Any], dashes: str = "--") -> None:

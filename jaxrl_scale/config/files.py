@@ -45,13 +45,14 @@ def read_file(path: Path) -> Config:
 
 
 def _nearest_field(name: str) -> str:
-    own = [f.name for n in algos.names() for f in dataclasses.fields(algos.get(n).Config)]
-    whole = [f.name for f in dataclasses.fields(Config)]
-    if name in whole:
+    """What to say of a field that a config file gives to the wrong class, or misspells."""
+    of_algorithms = [f.name for n in algos.names() for f in dataclasses.fields(algos.get(n).Config)]
+    of_run = [f.name for f in dataclasses.fields(Config)]
+    if name in of_run:
         return "; it is a field of jaxrl_scale.Config"
-    if name in own:
+    if name in of_algorithms:
         return "; it is a field of the algorithm's Config"
-    return nearest(name, own + whole)
+    return nearest(name, of_algorithms + of_run)
 
 
 def to_json(config: Config) -> dict[str, Any]:
@@ -64,8 +65,8 @@ def to_json(config: Config) -> dict[str, Any]:
 def from_json(data: dict[str, Any]) -> Config:
     """The inverse of `to_json`."""
     data = dict(data)
-    own = dict(data.pop("algo"))
-    algo = algos.get(own.pop("name")).Config(**_tuples(own))
+    options = dict(data.pop("algo"))
+    algo = algos.get(options.pop("name")).Config(**_tuples(options))
     return Config(**_tuples(data), algo=algo)
 
 
