@@ -89,3 +89,83 @@ def scale_rewards() -> Any:
     return option(
         False, "divide rewards by the running standard deviation of the discounted return"
     )
+
+
+# --- of the Q-learning algorithms ---------------------------------------------------------------
+
+
+def epsilon_start() -> Any:
+    return option(1.0, "probability of a random action at the start of training", low=0, high=1)
+
+
+def epsilon_end() -> Any:
+    return option(0.05, "probability of a random action after exploration", low=0, high=1)
+
+
+def exploration_fraction(default: float) -> Any:
+    return option(
+        default,
+        "part of the run over which the probability of a random action falls from epsilon_start "
+        "to epsilon_end",
+        low=0,
+        high=1,
+    )
+
+
+def n_step(default: int) -> Any:
+    return option(
+        default, "number of rewards that a target adds up before it bootstraps from a value", low=1
+    )
+
+
+def batch_size() -> Any:
+    return option(256, "transitions of a gradient step, over all devices", low=1)
+
+
+def updates_per_iteration() -> Any:
+    return option(64, "gradient steps after each rollout", low=1)
+
+
+def replay_size(default: int) -> Any:
+    return option(default, "most recent steps that replay holds, over all devices", low=1)
+
+
+def learning_starts() -> Any:
+    return option(10_000, "steps of the environments before the first gradient step", low=0)
+
+
+def double() -> Any:
+    return option(
+        True,
+        "double Q-learning: the network chooses the action in a target, the target network says "
+        "what it is worth",
+    )
+
+
+def dueling(default: bool) -> Any:
+    return option(
+        default, "dueling network: separate streams for a state's value and for the advantages"
+    )
+
+
+def huber_delta() -> Any:
+    return option(
+        None,
+        "errors larger than this count linearly instead of by their square (none: all count by "
+        "their square)",
+        above=0,
+    )
+
+
+def target_period() -> Any:
+    return option(1, "gradient steps between two updates of the target network", low=1)
+
+
+def tau() -> Any:
+    return option(
+        0.005,
+        "fraction of the way that an update of the target network moves it towards the network "
+        "(1 copies it)",
+        low=0,
+        high=1,
+    )

@@ -5,8 +5,8 @@ the order of time: row ``i`` is followed by row ``i + B`` (modulo ``N``), which 
 is stored twice. As auto-reset happens on the next step, that is the true successor of every valid
 row, also of a truncated one. All shards write at the same place, which follows from the iteration.
 
-What only copies, compares or adds in a written order (`insert`, `sample`, `gather`, `draw`,
-`reweigh`) may be ``jax.vmap``ped over the shards: it has the same bits in any program, and
+What only copies, compares or adds in a written order (`insert`, `sample`, `gather`, `find`,
+`set_priorities`) may be ``jax.vmap``ped over the shards: it has the same bits in any program, and
 `jaxrl_scale.types.Pool.map` would copy the ring. `n_step` multiplies and belongs inside of it.
 """
 
@@ -49,7 +49,7 @@ class Transition(NamedTuple):
     reward: Array  # [n, M]
     terminated: Array  # [n, M]
     truncated: Array  # [n, M]
-    valid: Array  # [M] bool: False where the first of the steps was a reset
+    valid: Array  # [M] bool: False where the first of the steps was a reset, whose obs is 0 here
     next_obs: Array  # [M, ...] n steps on, or at the episode's end where that comes first
 
 
@@ -101,13 +101,15 @@ def gather(ring: Ring, index: Array, n: int, num_envs: int) -> Transition:
     rows = (index + num_envs * jnp.arange(n)[:, None]) % num_rows  # [n, M]
     terminated, truncated = ring.terminated[rows], ring.truncated[rows]
     length = horizon(terminated, truncated)
+    valid, obs = ring.valid[index], ring.obs[index]
     return Transition(
-        obs=ring.obs[index],
+        # What a reset step saw may be NaN, and would be in the gradient too: 0 * NaN is NaN.
+        obs=jnp.where(valid.reshape(-1, *(1,) * (obs.ndim - 1)), obs, jnp.zeros_like(obs)),
         action=ring.action[index],
         reward=ring.reward[rows],
         terminated=terminated,
         truncated=truncated,
-        valid=ring.valid[index],
+        valid=valid,
         next_obs=ring.obs[(index + num_envs * length) % num_rows],
     )
 
@@ -139,6 +141,12 @@ def n_step(
         discount = jnp.where(running, jnp.where(end, 0.0, gamma * discount), discount)
         running = running & ~(end | cut)
     return total, discount
+
+
+def bootstrap(reward: Array, discount: Array, value: Array) -> Array:
+    """``reward + discount * value``; the reward alone where the discount is 0, as after an episode
+    that was terminated, whatever the value there, NaN included."""
+    return reward + jnp.where(discount == 0, 0.0, discount * value)
 
 
 def check(config: Sizes, replay_size: int, batch_size: int, n: int) -> None:

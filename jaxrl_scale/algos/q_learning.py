@@ -1,0 +1,165 @@
+"""What the Q-learning algorithms share: how they explore, the loss of DQN and Ape-X, and their
+target network."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+
+from jaxrl_scale.learning import networks, normalize, optim, replay
+from jaxrl_scale.options import Sizes
+from jaxrl_scale.types import Array, EnvSpec, Key, Metrics, Pool, PyTree, Rollout
+
+
+class Shared(NamedTuple):
+    """What is the same on all shards, for DQN and Ape-X."""
+
+    options: Any  # the algorithm's, its numbers are traced
+    params: PyTree
+    target_params: PyTree
+    optimizer: PyTree  # of the flattened parameters [N]
+    updates: Array  # [] int32, gradient steps so far
+    observation: normalize.Statistics | None
+
+
+class Actor(NamedTuple):
+    """What acting reads of DQN's and PQN's shared state."""
+
+    params: PyTree
+    observation: normalize.Statistics | None
+    epsilon: Array  # [] of an agent in training
+    final_epsilon: Array | float  # [] of an agent that is evaluated
+
+
+def init(network: networks.QNetwork, spec: EnvSpec, key: Key, options: Any) -> Shared:
+    """The state before the first iteration; the target network begins as a copy."""
+    params = network.init(key)
+    return Shared(
+        options=options,
+        params=params,
+        target_params=params,
+        optimizer=optim.make(options).init(params),
+        updates=jnp.zeros((), jnp.int32),
+        observation=normalize.init(options.normalize_observations, spec.observation_shape),
+    )
+
+
+# --- exploration ------------------------------------------------------------------------------
+
+
+def linear_epsilon(options: Any, progress: Array | float) -> Array:
+    """Probability of a random action after ``progress`` (0 to 1) of the run: it falls along a line
+    from ``epsilon_start`` to ``epsilon_end`` during the first ``exploration_fraction``."""
+    done = jnp.minimum(progress / jnp.maximum(options.exploration_fraction, 1e-9), 1.0)
+    return (1 - done) * options.epsilon_start + done * options.epsilon_end
+
+
+def epsilon_greedy(key: Key, q: Array, epsilon: Array | float) -> Array:
+    """Actions ``[B]``: with probability ``epsilon`` (``[]`` or ``[B]``) any of them, else the best
+    by ``q [B, A]``."""
+    key_explore, key_action = jax.random.split(key)
+    explore = jax.random.uniform(key_explore, q.shape[:-1]) < epsilon
+    anything = jax.random.randint(key_action, q.shape[:-1], 0, q.shape[-1])
+    return jnp.where(explore, anything, q.argmax(-1))
+
+
+# --- the loss ---------------------------------------------------------------------------------
+
+
+def value_of(q: Array, action: Array) -> Array:
+    """``q [..., A]`` of the actions ``[...]``."""
+    # A sum over all actions instead of a gather: faster, and so is its gradient.
+    return jnp.where(jax.nn.one_hot(action, q.shape[-1], dtype=bool), q, 0.0).sum(-1)
+
+
+def huber(error: Array, delta: Array | float | None) -> Array:
+    """Half the square up to ``delta``, linear beyond it; None: half the square."""
+    if delta is None:
+        return 0.5 * jnp.square(error)
+    bounded = jnp.clip(error, -delta, delta)
+    return bounded * (error - 0.5 * bounded)
+
+
+def loss(
+    network: networks.QNetwork,
+    options: Any,
+    observation: normalize.Statistics | None,
+    params: PyTree,
+    target_params: PyTree,
+    batch: replay.Transition,
+    weight: Array | float = 1.0,
+) -> tuple[Array, tuple[Array, Metrics]]:
+    """The loss of ``M`` transitions as a *sum* over the valid ones, their errors ``[M]``, and other
+    sums by name.
+
+    The target of a transition is its n-step return and, behind that, the target network's value of
+    the best action: best by the target network itself, or by the network (``options.double``,
+    equation 4 of https://arxiv.org/abs/1509.06461).
+    """
+    obs, next_obs = (normalize.apply(observation, x) for x in (batch.obs, batch.next_obs))
+    q = value_of(network.apply(params, obs), batch.action)
+    values = network.apply(target_params, next_obs)
+    judge = network.apply(params, next_obs) if options.double else values
+    reward, discount = replay.n_step(batch.reward, batch.terminated, batch.truncated, options.gamma)
+    target = replay.bootstrap(reward, discount, value_of(values, judge.argmax(-1)))
+    error = jnp.where(batch.valid, q - jax.lax.stop_gradient(target), 0.0)
+    parts = {
+        "loss": weight * huber(error, options.huber_delta),
+        "q_mean": q,
+        "td_error": jnp.abs(error),
+    }
+    sums = optim.masked_sums(batch.valid, parts)
+    return sums["loss"], (error, sums)
+
+
+# --- the steps of an iteration ------------------------------------------------------------------
+
+
+def updates_due(
+    options: Any, config: Sizes, iteration: Array, stored: replay.Window, reach: int
+) -> Array:
+    """The gradient steps of an iteration: none before ``learning_starts`` steps of the
+    environments, and none while replay holds no whole transition."""
+    starts = -(-options.learning_starts // config.steps_per_iteration)
+    ready = (iteration + 1 >= starts) & (stored.stored > reach)
+    return jnp.where(ready, options.updates_per_iteration, 0)
+
+
+def follow(shared: Shared, step: Array, target_params: Array, params: Array) -> Array:
+    """The target network after gradient step ``step`` (0 is the first) of an iteration.
+
+    Every ``target_period`` gradient steps of the run it moves by ``tau`` of the way towards the
+    network, which with a ``tau`` of 1 is an exact copy. Both are flat vectors ``[N]``.
+    """
+    due = (shared.updates + step + 1) % shared.options.target_period == 0
+    rate = jnp.where(due, shared.options.tau, 0.0)
+    return rate * params + (1 - rate) * target_params
+
+
+def advance(
+    pool: Pool,
+    shared: Shared,
+    moved: tuple[Array, Array, PyTree],
+    updates: Array,
+    rollout: Rollout,
+) -> Shared:
+    """The state after an iteration.
+
+    Args:
+      moved: network and target network ``[N]``, and the optimizer's state.
+      updates: the gradient steps that were made.
+      rollout: ``[S, ...]``, whose observations the statistics have not seen yet.
+    """
+    params, target_params, optimizer = moved
+    _, unravel = ravel_pytree(shared.params)
+    return Shared(
+        options=shared.options,
+        params=unravel(params),
+        target_params=unravel(target_params),
+        optimizer=optimizer,
+        updates=shared.updates + updates,
+        observation=normalize.update(pool, shared.observation, rollout.obs[:, :-1], rollout.valid),
+    )
