@@ -10,7 +10,7 @@ from test_dqn import PROBING, SPEC, B, S, T, check_probes, probed, rollout_of
 from jaxrl_scale import config as cfg
 from jaxrl_scale.algos import apex
 from jaxrl_scale.config import Config
-from jaxrl_scale.learning import networks, replay
+from jaxrl_scale.learning import networks, prioritized, replay
 from jaxrl_scale.parallel.sums import local_pool
 
 
@@ -58,22 +58,22 @@ def test_environments_explore_by_their_rung():
 
 def test_importance_weights_by_hand():
     # Two shards, from each of which as much is drawn: of (1, 3) and of (2, 14).
-    first = apex.importance(jnp.asarray([1.0, 3.0]), jnp.float32(4), jnp.float32(0.5))
-    second = apex.importance(jnp.asarray([2.0, 14.0]), jnp.float32(16), jnp.float32(0.5))
+    first = prioritized.importance(jnp.asarray([1.0, 3.0]), jnp.float32(4), jnp.float32(0.5))
+    second = prioritized.importance(jnp.asarray([2.0, 14.0]), jnp.float32(16), jnp.float32(0.5))
     weights = np.concatenate([first, second])
     weights = weights / weights.max()
     # (N P)^-β with N = 4 and P = 1/8, 3/8, 1/16, 7/16, divided by the largest
     by_hand = (4 * np.asarray([1 / 8, 3 / 8, 1 / 16, 7 / 16])) ** -0.5
     np.testing.assert_allclose(weights, by_hand / by_hand.max(), rtol=1e-5)
     np.testing.assert_allclose(
-        apex.importance(jnp.asarray([1.0, 3.0]), jnp.float32(4), jnp.float32(0)), [1, 1]
+        prioritized.importance(jnp.asarray([1.0, 3.0]), jnp.float32(4), jnp.float32(0)), [1, 1]
     )
 
 
 def test_priorities_are_a_power_of_the_error():
-    got = apex.priority(jnp.asarray([0.0, -4.0, 9.0]), jnp.float32(0.5))
+    got = prioritized.priority(jnp.asarray([0.0, -4.0, 9.0]), jnp.float32(0.5))
     np.testing.assert_allclose(got, [1e-3, 2.0, 3.0], rtol=1e-5)
-    np.testing.assert_allclose(apex.priority(jnp.asarray([5.0]), jnp.float32(0)), [1.0])
+    np.testing.assert_allclose(prioritized.priority(jnp.asarray([5.0]), jnp.float32(0)), [1.0])
 
 
 # --- first priorities -------------------------------------------------------------------------
@@ -120,10 +120,10 @@ def test_first_priorities_are_those_of_a_slow_twin_that_sees_the_whole_run(n):
                 error = value[s, t, b] - (target + weight * best[s, at, b])
                 if valid[s, t, b]:
                     expected[s, t % (slots * T), b] = abs(error) ** alpha
-    got = np.asarray(local.priorities[0])[:, : slots * T * B].reshape(expected.shape)
+    got = np.asarray(local.store.priorities[0])[:, : slots * T * B].reshape(expected.shape)
     np.testing.assert_allclose(got, expected, atol=1e-4)
     assert (got[:, (count * T - 1) % (slots * T)] == 0).all()  # the last step has no successor yet
-    sums = np.asarray(local.priorities[-1]).sum(-1)
+    sums = np.asarray(local.store.priorities[-1]).sum(-1)
     np.testing.assert_allclose(sums, expected.sum((1, 2)), rtol=1e-4)
 
 
@@ -183,7 +183,7 @@ def test_a_gradient_step_is_that_of_a_slow_twin():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=5e-6), after.params, moved)
     assert differing(after.target_params, after.params) == []
     # What was drawn has the priority of its new error.
-    got = np.asarray(there.priorities[0])[:, : T * B].reshape(S, T, B)
+    got = np.asarray(there.store.priorities[0])[:, : T * B].reshape(S, T, B)
     np.testing.assert_allclose(got[:, :-1], expected, rtol=1e-3, atol=1e-5)
     assert (got[:, -1] == 0).all()
 

@@ -1,4 +1,4 @@
-"""DQN's equations by hand, a gradient step against a slow twin, probes, and exactness."""
+"""DQN: a gradient step against a slow twin, and the probes. Its equations: test_q_learning.py."""
 
 import functools
 
@@ -25,94 +25,6 @@ def small(own=None, **changes):
     config = Config(algo=dqn.Config(**(algo | (own or {}))), **(whole | changes))
     cfg.check(config)
     return config
-
-
-# --- equations --------------------------------------------------------------------------------
-
-
-def test_huber_is_half_the_square_and_then_a_line():
-    errors = jnp.asarray([-3.0, -1.0, -0.5, 0.0, 0.5, 2.0, 3.0])
-    np.testing.assert_allclose(dqn.huber(errors, 2.0), [4.0, 0.5, 0.125, 0, 0.125, 2.0, 4.0])
-    np.testing.assert_allclose(dqn.huber(errors, None), 0.5 * errors**2)
-    slope = jax.vmap(jax.grad(dqn.huber), (0, None))
-    np.testing.assert_allclose(slope(errors, 2.0), [-2.0, -1.0, -0.5, 0, 0.5, 2.0, 2.0])
-    np.testing.assert_allclose(slope(errors, None), errors)
-
-
-def test_the_target_network_is_copied_or_follows_or_stays():
-    target, params = jnp.asarray([1.0, -7.3]), jnp.asarray([3.0, 0.1])
-    np.testing.assert_array_equal(dqn.follow(target, params, 1.0), params)
-    np.testing.assert_array_equal(dqn.follow(target, params, 0.0), target)
-    np.testing.assert_allclose(dqn.follow(target, params, 0.25), [1.5, -5.45])
-
-
-def table(apply=lambda params, obs: obs @ params):
-    """A network that looks up ``params [states, actions]``: observations are one-hot."""
-    return networks.QNetwork(init=None, apply=apply, num_actions=2)
-
-
-def test_double_takes_the_action_from_one_network_and_its_value_from_the_other():
-    q = jnp.asarray([[0.0, 1.0], [5.0, 4.0]])  # of two states; the network prefers action 0 of 1
-    target = jnp.asarray([[9.0, 9.0], [2.0, 3.0]])  # there the target network prefers action 1
-    batch = replay.Transition(
-        obs=jnp.asarray([[1.0, 0.0]] * 4),
-        action=jnp.asarray([1, 1, 0, 1]),
-        reward=jnp.asarray([[10.0] * 4, [100.0] * 4]),
-        terminated=jnp.asarray([[False, True, False, False], [False] * 4]),
-        truncated=jnp.asarray([[False, False, True, False], [False] * 4]),
-        valid=jnp.asarray([True, True, True, False]),
-        next_obs=jnp.asarray([[0.0, 1.0]] * 4),
-    )
-    hyper = dqn.Config(gamma=0.5, huber_delta=1.0)
-    total, (error, sums) = dqn.loss(table(), True, hyper, q, target, batch)
-    # q - (r + γ r' + γ² value), q - r where terminated, q - (r + γ value) where cut
-    np.testing.assert_allclose(error[:3], [1 - (60 + 0.25 * 2), 1 - 10, 0 - (10 + 0.5 * 2)])
-    assert float(total) == pytest.approx(59.5 - 0.5 + 8.5 + 10.5)
-    assert float(sums["count"]) == 3
-    assert float(sums["q_mean"]) == pytest.approx(1 + 1 + 0)
-    assert float(sums["td_error"]) == pytest.approx(59.5 + 9 + 11)
-    _, (error, _) = dqn.loss(table(), False, hyper, q, target, batch)
-    np.testing.assert_allclose(error[:3], [1 - (60 + 0.25 * 3), 1 - 10, 0 - (10 + 0.5 * 3)])
-    # The target is no function of the parameters: only the values of the actions taken move.
-    slope = jax.grad(lambda q: dqn.loss(table(), True, hyper, q, target, batch)[0])(q)
-    np.testing.assert_allclose(slope, [[-1.0, -2.0], [0.0, 0.0]])
-
-
-def test_random_actions_are_as_many_as_epsilon_says():
-    q = jnp.broadcast_to(jnp.asarray([0.0, 2.0, 1.0]), (30_000, 3))
-    for epsilon in (0.0, 0.3, jnp.asarray([0.0, 0.6] * 15_000)):
-        actions = np.asarray(dqn.epsilon_greedy(jax.random.key(0), q, epsilon))
-        np.testing.assert_allclose(
-            np.bincount(actions, minlength=3) / 30_000,
-            np.mean(epsilon) / 3 + np.asarray([0, 1 - np.mean(epsilon), 0]),
-            atol=0.01,
-        )
-    greedy, half = actions[0::2], actions[1::2]
-    assert (greedy == 1).all()
-    assert (half != 1).any()
-
-
-def test_epsilon_falls_over_its_part_of_the_run():
-    own = {"epsilon_start": 0.9, "epsilon_end": 0.1, "exploration_fraction": 0.5}
-    config = small(own, iterations=20)
-    algo = dqn.make(config, SPEC, local_pool(8))
-    shared = first_shared(algo, config)
-    got = [float(algo.actor(shared, i).epsilon) for i in (0, 5, 10, 15, 20)]
-    np.testing.assert_allclose(got, [0.9, 0.5, 0.1, 0.1, 0.1], atol=1e-6)
-    never = first_shared(algo, config, exploration_fraction=0.0)
-    got = [float(algo.actor(never, i).epsilon) for i in (0, 1)]
-    np.testing.assert_allclose(got, [0.9, 0.1], atol=1e-6)
-
-
-def test_sampled_play_explores_as_in_the_end_and_greedy_play_does_not():
-    config = small({"epsilon_end": 0.5})
-    algo = dqn.make(config, SPEC, local_pool(8))
-    actor = algo.actor(first_shared(algo, config), 0)
-    obs = jnp.ones((1000, 3))
-    greedy, *_ = algo.act(actor, None, (), obs, None, jax.random.key(1), True)
-    sampled, *_ = algo.act(actor, None, (), obs, None, jax.random.key(1), False)
-    assert len(np.unique(greedy)) == 1
-    assert np.mean(np.asarray(sampled) != greedy[0]) == pytest.approx(0.25, abs=0.05)
 
 
 # --- a gradient step --------------------------------------------------------------------------
@@ -233,15 +145,6 @@ def test_one_big_batch_gives_the_fixed_order_sums_within_rounding():
     rollout = rollout_of(np.random.default_rng(2))
     exact, fast = updated(rollout)[1], updated(rollout, exact=False)[1]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=3e-5), exact, fast)
-
-
-def test_a_hard_target_is_copied_when_it_is_due():
-    rollout = rollout_of(np.random.default_rng(3))
-    before, after, _ = updated(rollout)  # four gradient steps of a period of eight
-    assert differing(after.target_params, before.target_params) == []
-    _, after, _ = updated(rollout, updates=jnp.int32(4))
-    assert differing(after.target_params, after.params) == []
-    assert int(after.updates) == 8
 
 
 def test_nothing_is_learnt_before_learning_starts():

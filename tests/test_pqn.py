@@ -63,8 +63,8 @@ def updating():
     shared = first_shared(algo, config)
 
     def of(rollout, learning_rate):
-        hyper = dataclasses.replace(shared.hyper, learning_rate=jnp.float32(learning_rate))
-        start = shared._replace(hyper=hyper)
+        options = dataclasses.replace(shared.options, learning_rate=jnp.float32(learning_rate))
+        start = shared._replace(options=options)
         end, _, metrics = update(start, jnp.zeros((S, B)), rollout, jax.random.key(1), jnp.int32(0))
         return end, metrics
 
@@ -113,20 +113,6 @@ def test_the_network_has_layer_norm_unless_it_is_switched_off():
 def test_continuous_actions_are_refused():
     with pytest.raises(RunError, match="algo pqn needs discrete actions"):
         pqn.make(small(), EnvSpec("box", (4,), Box(-1.0, 1.0, (1,))), local_pool(8))
-
-
-# --- exploration ----------------------------------------------------------------------------
-
-
-def test_epsilon_falls_linearly_over_its_part_of_the_run():
-    own = {"epsilon_start": 0.9, "epsilon_end": 0.1, "exploration_fraction": 0.5}
-    config = small(own, iterations=100)
-    algo = pqn.make(config, SPEC, local_pool(8))
-    shared = first_shared(algo, config)
-    found = [float(algo.actor(shared, k).epsilon) for k in (0, 25, 50, 99)]
-    np.testing.assert_allclose(found, [0.9, 0.5, 0.1, 0.1], atol=1e-6)
-    never = first_shared(algo, config, exploration_fraction=0.0)
-    assert float(algo.actor(never, 0).epsilon) >= 0.1
 
 
 # --- runs -----------------------------------------------------------------------------------

@@ -68,12 +68,11 @@ class Weights(NamedTuple):
 
 
 class QNetwork(NamedTuple):
-    """The values of ``num_actions`` discrete actions."""
+    """The values of discrete actions."""
 
     init: Callable[[Key], PyTree]
     apply: Callable[[PyTree, Array], Array]
     """``(params, obs [..., *observation_shape]) -> q [..., num_actions]``"""
-    num_actions: int
 
 
 class RecurrentNetwork(NamedTuple):
@@ -130,7 +129,7 @@ def make_q(
         module: nn.Module = ActionValues(
             num_actions, config.hidden_sizes, _torso(config, spec, layer_norm), dueling
         )
-        return QNetwork(*_functions(module, spec), num_actions)
+        return QNetwork(*_functions(module, spec))
     module = _policy_and_value(config, spec, categorical(spec.action))
     _check(config, spec, module, num_actions)
     init, apply_both = _functions(module, spec)
@@ -139,7 +138,7 @@ def make_q(
         advantage, value = apply_both(params, obs)
         return _duel(value, advantage) if dueling else advantage
 
-    return QNetwork(init, apply, num_actions)
+    return QNetwork(init, apply)
 
 
 def make_recurrent(config: Sizes, spec: EnvSpec) -> RecurrentNetwork:
