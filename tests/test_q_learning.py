@@ -246,11 +246,11 @@ def test_pqn_learns_from_scaled_rewards():
     rollout = rolled()
     after, _ = updated("pqn", rollout, static)
     seen = normalize.init(True)
-    reward, _, discounted = normalize.scale_rewards(
+    scaled, _, discounted = normalize.scale_rewards(
         local_pool(S), seen, jnp.zeros((S, B)), rollout, 0.99
     )
-    assert abs(float(np.std(reward) / np.std(rollout.reward)) - 1) > 0.1
-    expected, _ = updated("pqn", rollout._replace(reward=reward))
+    assert abs(float(np.std(scaled.reward) / np.std(rollout.reward)) - 1) > 0.1
+    expected, _ = updated("pqn", scaled)
     near(after.params, expected.params, atol=1e-6)
     near(after.discounted, discounted, rtol=1e-5)
 
