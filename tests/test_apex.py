@@ -7,9 +7,8 @@ import pytest
 from running import differing, first_shared
 from test_dqn import PROBING, SPEC, B, S, T, check_probes, probed, rollout_of
 
-from jaxrl_scale import config as cfg
 from jaxrl_scale.algos import apex
-from jaxrl_scale.config import Config
+from jaxrl_scale.config import Config, check
 from jaxrl_scale.learning import networks, prioritized, replay
 from jaxrl_scale.parallel.sums import local_pool
 
@@ -19,7 +18,7 @@ def small(own=None, **changes):
     algo = {"batch_size": 64, "updates_per_iteration": 4, "replay_size": 512, "learning_starts": 0}
     whole = {"num_envs": 16, "num_shards": 8, "rollout_length": 8, "hidden_sizes": (16,)}
     config = Config(algo=apex.Config(**(algo | (own or {}))), **(whole | changes))
-    cfg.check(config)
+    check(config)
     return config
 
 

@@ -369,7 +369,7 @@ def test_a_number_that_is_not_finite_is_refused(algo, name, text):
     )
 
 
-@pytest.mark.parametrize("algo", ["ppo", "a2c", "impala"])
+@pytest.mark.parametrize("algo", algos.names())
 def test_gradients_are_clipped_to_a_length_or_not_at_all(algo):
     said = refused(f"--algo={algo}", "--algo.max_grad_norm=0")
     assert said == "algo.max_grad_norm=0.0 should be above 0"

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from running import differing, first_shared, run
 
-from jaxrl_scale import config as cfg
 from jaxrl_scale.algos import dqn
-from jaxrl_scale.config import Config
+from jaxrl_scale.config import Config, check
 from jaxrl_scale.learning import networks, replay
 from jaxrl_scale.parallel.sums import local_pool
 from jaxrl_scale.types import Discrete, EnvSpec, Rollout, TimeStep
@@ -23,7 +22,7 @@ def small(own=None, **changes):
     algo = {"batch_size": 64, "updates_per_iteration": 4, "replay_size": 512, "learning_starts": 0}
     whole = {"num_envs": 16, "num_shards": 8, "rollout_length": 8, "hidden_sizes": (16,)}
     config = Config(algo=dqn.Config(**(algo | (own or {}))), **(whole | changes))
-    cfg.check(config)
+    check(config)
     return config
 
 

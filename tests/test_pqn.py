@@ -10,9 +10,8 @@ import pytest
 from learners import GAMMA, Mixture, asked, check_values, random_parameters, rollout_of
 from running import differing, first_shared, runner_of, steps
 
-from jaxrl_scale import config as cfg
 from jaxrl_scale.algos import pqn
-from jaxrl_scale.config import Config
+from jaxrl_scale.config import Config, check
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.learning import networks
 from jaxrl_scale.parallel.sums import local_pool
@@ -25,7 +24,7 @@ EVERYTHING = {"normalize_observations": True, "scale_rewards": True, "lr_schedul
 def small(own=None, **changes):
     whole = {"num_envs": 32, "num_shards": 8, "rollout_length": 8, "hidden_sizes": (8,)} | changes
     config = Config(algo=pqn.Config(**{"minibatch_size": 128} | (own or {})), **whole)
-    cfg.check(config)
+    check(config)
     return config
 
 

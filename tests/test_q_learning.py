@@ -12,9 +12,8 @@ from learners import rollout_of
 from running import differing, first_shared
 
 from jaxrl_scale import algos
-from jaxrl_scale import config as cfg
 from jaxrl_scale.algos import q_learning
-from jaxrl_scale.config import Config
+from jaxrl_scale.config import Config, check
 from jaxrl_scale.learning import networks, normalize, replay
 from jaxrl_scale.parallel.sums import local_pool
 from jaxrl_scale.types import Discrete, EnvSpec
@@ -140,7 +139,7 @@ def program(name, **static):
         iterations=ITERATIONS,
         algo=algos.get(name).Config(**(OPTIONS[name] | static)),
     )
-    cfg.check(config)
+    check(config)
     algo = algos.get(name).make(config, SPEC, local_pool(S))
     local = jax.vmap(algo.init_local, (None, 0))(jax.random.key(0), jnp.arange(S))
 

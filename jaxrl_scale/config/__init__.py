@@ -11,13 +11,34 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 from jaxrl_scale import algos, envs
 from jaxrl_scale.errors import RunError, one_line
 from jaxrl_scale.options import check_divides, check_fields, largest_divisor, option
 
 _INT32 = 2**31 - 1  # JAX counts and indexes in int32
+
+
+class AlgorithmConfig(Protocol):
+    """What a run needs to know of its algorithm's own options, which are a frozen dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+
+    @property
+    def name(self) -> str:
+        """The name by which `jaxrl_scale.algos.get` finds the algorithm."""
+
+    @property
+    def depends_on_budget(self) -> bool:
+        """Whether a longer run differs from a shorter one before the shorter one ends."""
+
+    def check(self, config: Config) -> None:
+        """Raise a `RunError` if the run's sizes do not fit these options."""
+
+
+def _default_algorithm() -> AlgorithmConfig:
+    return algos.get("ppo").Config()
 
 
 @dataclass(frozen=True)
@@ -34,7 +55,7 @@ class Config:
         "parameter NAME of the environment; if --env names another environment than the config "
         "file, the parameters in the file are dropped",
     )
-    algo: Any = field(default_factory=lambda: algos.get("ppo").Config())
+    algo: AlgorithmConfig = field(default_factory=_default_algorithm)
     network: str = option(
         "mlp",
         "network: mlp, cnn, auto (cnn for images, otherwise mlp), or a flax.linen.Module class of "
