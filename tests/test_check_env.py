@@ -132,6 +132,11 @@ assert not xla_bridge.backends_are_initialized()
         ({"max_episode_steps": -5}, "spec.max_episode_steps=-5 should be None or a whole number"),
         ({"max_episode_steps": 5.5}, "spec.max_episode_steps=5.5 should be None or a whole"),
         ({"max_episode_steps": 2**31}, "should be None or a whole number from 1 to 2147483647"),
+        (
+            {"worst_return": float("-inf")},
+            "spec.worst_return=-inf should be None or a finite number",
+        ),
+        ({"gymnasium_id": 3}, "spec.gymnasium_id=3 should be None or a text"),
         ({"action": 2}, "spec.action is of type int; it should be a Discrete or a Box"),
         ({"action": Discrete}, "spec.action is of type type; it should be a Discrete or a Box"),
         (

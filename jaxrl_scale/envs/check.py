@@ -84,6 +84,12 @@ def _check_spec(what: str, spec: Any) -> None:
         should = f"None or a whole number from 1 to {_LARGEST}"
         _refuse_value(what, "spec.max_episode_steps", steps, should)
 
+    worst = spec.worst_return
+    if worst is not None and not (_is_number(worst) and math.isfinite(worst)):
+        _refuse_value(what, "spec.worst_return", worst, "None or a finite number")
+    if not isinstance(spec.gymnasium_id, str | None):
+        _refuse_value(what, "spec.gymnasium_id", spec.gymnasium_id, "None or a text")
+
     action = spec.action
     if isinstance(action, Discrete):
         if not _is_whole(action.n, 1):
