@@ -1,15 +1,14 @@
 """The checkpoints of a run: saved in the background, the last ones and the best one kept.
 
 A checkpoint is a folder named after its iteration that holds the leaves of a tree as named arrays
-(see `jaxrl_scale.records.array_folder`). Its record has the caller's ``meta`` and ``score``; the
-dtype, the whole shape and the box of each array; and an id. The box, a range for each axis, says
-which part of the whole array is stored. By this description a checkpoint of another config, which
-is an error, is told from a damaged one, which is skipped.
+(see `jaxrl_scale.records.array_folder`). Its record has the caller's ``meta`` and ``score``, a
+description of each array (see `jaxrl_scale.records.pieces`), and an id. By the descriptions a
+checkpoint of another config, which is an error, is told from a damaged one, which is skipped.
 
 **Several processes.** Each process writes what it holds, so that nothing large is gathered. A
 process beside process 0 writes a folder ``<iteration>.part-<process>-of-<processes>`` and tells
-process 0 its id. Process 0 writes ``<iteration>`` last, with the ids of the parts, and this folder
-makes the checkpoint count: a part that a killed run left behind has another id and is never used.
+process 0 its id. Process 0 writes ``<iteration>`` last, with the ids of all, and this folder makes
+the checkpoint count: a part that a killed run left behind has another id and is never used.
 Any number of processes can restore the checkpoint; each reads, from all folders, what it will
 hold. Where the processes do not share a file system, each keeps all that it needs on its own disk,
 and the same processes can resume.
@@ -34,19 +33,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import jax
-import numpy as np
-
 from jaxrl_scale.errors import INPUT_OUTPUT_ERROR, RunError
 from jaxrl_scale.parallel.hosts import Hosts
-from jaxrl_scale.records import array_folder
+from jaxrl_scale.records import array_folder, pieces
 from jaxrl_scale.records.array_folder import Damage, reason
-from jaxrl_scale.types import Part, PyTree
+from jaxrl_scale.types import PyTree
 
 Found = tuple[int, PyTree, dict[str, Any]]
 """Iteration, state, meta."""
-Box = list[tuple[int, int]]
-"""Of an array the stretch that is held, ``(start, stop)`` for each axis."""
 
 
 class Checkpoints:
@@ -150,14 +144,16 @@ class Checkpoints:
         own = whole if hosts.leader else _part(whole, hosts.process_id, hosts.num_processes)
         try:
             if not self._gather(f"{iteration} is saved already", whole.exists())[0]:
+                # What all hold whole, process 0 writes for those that see its folder.
+                only_parts = self.folder_is_shared and not hosts.leader
+                arrays, record["arrays"] = pieces.described(state, self.parts, only_parts)
                 record["id"] = os.urandom(8).hex()
                 if not hosts.leader:
                     array_folder.delete(own)  # a killed run may have left it
-                    array_folder.write(own, *self._described(state, record))
-                ids = self._gather(f"ids of the parts of {iteration}", record["id"])
+                    array_folder.write(own, arrays, record)
+                record["ids"] = self._gather(f"ids of {iteration}", record["id"])
                 if hosts.leader:
-                    record["parts"] = ids[1:]
-                    array_folder.write(own, *self._described(state, record))
+                    array_folder.write(own, arrays, record)
             keep = self._delete_old() if hosts.leader else []
             # No process goes on before the checkpoint is whole.
             keep = self._gather(f"kept with {iteration}", keep)[0]
@@ -170,23 +166,6 @@ class Checkpoints:
 
     def _gather(self, name: str, value: Any) -> list[Any]:
         return self.hosts.gather(name, value, thread="save")
-
-    def _described(
-        self, state: PyTree, record: dict[str, Any]
-    ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """The arrays that this process writes, and ``record`` with a description of each."""
-        arrays, described = {}, {}
-        parts = _named_parts(self.parts, state)
-        for name, value in _named_leaves(state).items():
-            x, part = np.asarray(value), parts[name]
-            whole = [span.whole for span in part.spans] + list(x.shape[len(part.spans) :])
-            box = _box(whole, part)
-            held_whole = box == _box(whole, Part())
-            if held_whole and self.folder_is_shared and not self.hosts.leader:
-                continue  # process 0 writes it for all
-            arrays[name] = x
-            described[name] = {"dtype": x.dtype.name, "shape": whole, "box": box}
-        return arrays, {**record, "arrays": described}
 
     def _delete_old(self) -> list[int]:
         """Delete the checkpoints that are not to be kept; returns those that are."""
@@ -284,6 +263,12 @@ def _part(path: Path, process: int, processes: int) -> Path:
     return path.with_name(f"{path.name}.part-{process}-of-{processes}")
 
 
+def _folders(path: Path, ids: list[str]) -> list[tuple[Path, str]]:
+    """The folders that make a checkpoint, each with its id, by the process that wrote it."""
+    parts = [_part(path, process, len(ids)) for process in range(1, len(ids))]
+    return list(zip([path, *parts], ids, strict=True))
+
+
 def _delete_parts(directory: Path, keep: Collection[int]) -> None:
     """Delete the parts of the checkpoints that are not to be kept."""
     for path in directory.iterdir():
@@ -318,99 +303,17 @@ def _read(
     if hosts.leader:  # where the disks are separate, it alone sees this record
         try:
             record = array_folder.read_record(path)
-            _check_fits(path, record["arrays"], _named_leaves(target))
-            told = {"meta": record["meta"], "ids": [record["id"], *record["parts"]]}
+            pieces.check_fits(path, record["arrays"], target)
+            told = {"meta": record["meta"], "ids": record["ids"]}
         except Damage as damage:
             why = str(damage)
     told, why = hosts.gather(f"record of {path.name}", [told, why])[0]
     if why is None:
         try:
-            state = _assemble(path, told["ids"], target, parts)
+            state = pieces.assemble(_folders(path, told["ids"]), target, parts)
         except Damage as damage:
             why = str(damage)
     reasons = hosts.gather(f"{path.name} is read", why)
     if any(reasons):
         raise Damage(next(filter(None, reasons)))
     return state, told["meta"]
-
-
-def _assemble(path: Path, ids: list[str], target: PyTree, parts: PyTree) -> PyTree:
-    """The tree ``target``, or of each array the part that this process is to hold, put together
-    from the pieces in the checkpoint's folders. ``ids`` are those of the processes that wrote."""
-    wanted, held = _named_leaves(target), _named_parts(parts, target)
-    boxes = {name: _box(x.shape, held[name]) for name, x in wanted.items()}
-    arrays = {n: np.empty([j - i for i, j in box], wanted[n].dtype) for n, box in boxes.items()}
-    missing = {name: x.size for name, x in arrays.items() if x.size}  # numbers still to be read
-    for process, its_id in enumerate(ids):
-        folder = _part(path, process, len(ids)) if process else path
-        if not missing or not folder.exists():  # it may lie on another disk
-            continue
-        record = array_folder.read_record(folder)
-        if record["id"] != its_id:  # a killed run left it there
-            continue
-        saved = {name: x["box"] for name, x in record["arrays"].items() if name in missing}
-        pieces = {name: _overlap(box, boxes[name]) for name, box in saved.items()}
-        dtypes = {name: wanted[name].dtype for name, piece in pieces.items() if _size(piece)}
-        for name, x in array_folder.read_arrays(folder, dtypes):
-            piece = pieces[name]
-            arrays[name][_within(boxes[name], piece)] = x[_within(saved[name], piece)]
-            missing[name] -= _size(piece)
-        missing = {name: numbers for name, numbers in missing.items() if numbers}
-    for name in missing:
-        raise Damage(f"{name} is not whole in the folders that can be seen here")
-    return jax.tree.unflatten(jax.tree.structure(target), [arrays[name] for name in wanted])
-
-
-def _check_fits(path: Path, saved: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """Raise `RunError` if a checkpoint is whole and one of another config."""
-    there = {name: _describe(x["shape"], x["dtype"]) for name, x in saved.items()}
-    here = {name: _describe(x.shape, np.dtype(x.dtype).name) for name, x in wanted.items()}
-    for name in [*here, *there]:
-        if here.get(name) != there.get(name):
-            raise RunError(
-                f"checkpoint {path} is of another config: {name} is "
-                f"{there.get(name, 'missing')} in it and {here.get(name, 'missing')} in this run"
-            )
-
-
-def _describe(shape: Collection[int], dtype: str) -> str:
-    return f"{dtype}[{', '.join(map(str, shape))}]"
-
-
-def _named_leaves(tree: PyTree) -> dict[str, Any]:
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    named = {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in leaves}
-    if len(named) != len(leaves):
-        raise ValueError("two leaves of the state have the same name")
-    return named
-
-
-def _named_parts(parts: PyTree, state: PyTree) -> dict[str, Part]:
-    """By an array's name the part of it that this process holds."""
-    if parts is None:
-        return dict.fromkeys(_named_leaves(state), Part())
-    named = _named_leaves(parts)
-    if named.keys() != _named_leaves(state).keys():
-        raise ValueError("the tree of parts does not have the leaves of the state")
-    return named
-
-
-def _box(whole: Collection[int], part: Part) -> Box:
-    """The box of a part of an array with the shape ``whole``."""
-    held = [(span.start, span.stop) for span in part.spans]
-    return held + [(0, n) for n in list(whole)[len(held) :]]
-
-
-def _overlap(one: Box, other: Box) -> Box:
-    pairs = zip(one, other, strict=True)
-    return [(max(a, c), min(b, d)) for (a, b), (c, d) in pairs]
-
-
-def _size(box: Box) -> int:
-    return math.prod(max(0, stop - start) for start, stop in box)
-
-
-def _within(box: Box, piece: Box) -> tuple[slice, ...]:
-    """Where a piece lies in an array that holds only ``box``."""
-    pairs = zip(box, piece, strict=True)
-    return tuple(slice(start - first, stop - first) for (first, _), (start, stop) in pairs)
