@@ -82,10 +82,10 @@ def errors_in_one_line(what: str) -> Iterator[None]:
         raise RunError(f"{what}{describe(error)}") from error
 
 
-def describe(error: BaseException) -> str:
-    """``", mine.py, line 3: KeyError: 'x'"``, without the place where no code of the user's is
-    involved."""
-    place = _place(error)
+def describe(error: BaseException, file: str = "") -> str:
+    """``", mine.py, line 3: KeyError: 'x'"``, without the place if no code of the user's is
+    involved, and without the file's name if it is ``file``, which the message names already."""
+    place = _place(error, file)
     message = error.msg if isinstance(error, SyntaxError) else str(error)
     if len(message) > 300:
         message = message.splitlines()[0][:300]
@@ -110,7 +110,7 @@ def show_arrays(tree: Any) -> str:
     return text if len(text) <= 200 else f"{text[:200]}…"
 
 
-def _place(error: BaseException) -> str:
+def _place(error: BaseException, known: str) -> str:
     """``", FILE, line NUMBER"`` of the last line of the user's code that ran."""
     if isinstance(error, SyntaxError) and error.filename:
         places: list[tuple[str, int | None]] = [(error.filename, error.lineno)]
@@ -121,6 +121,8 @@ def _place(error: BaseException) -> str:
     if not of_the_user:
         return ""
     file, line = of_the_user[-1]
+    if file == known:
+        return f", line {line}"
     near = os.path.relpath(file)
     return f", {file if near.startswith('..') else near}, line {line}"
 

@@ -692,6 +692,7 @@ def test_the_repositorys_configs_are_whole(file):
 def test_a_config_file_that_is_wrong_is_refused_with_its_line(text, said, write):
     message = refused("--config", write(text))
     assert message.startswith("config file mine.py")
+    assert message.count("mine.py") == 1
     assert said in message
 
 

@@ -32,7 +32,7 @@ def read_file(path: Path) -> Config:
         hint = ""
         if found := re.search(r"unexpected keyword argument '(\w+)'", str(error)):
             hint = _nearest_field(found[1])
-        raise RunError(f"{what}{describe(error)}{hint}") from error
+        raise RunError(f"{what}{describe(error, str(path))}{hint}") from error
     if not callable(get_config):
         raise RunError(f"config file {path} has no function get_config()")
     if not isinstance(config, Config):
