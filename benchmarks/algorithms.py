@@ -9,24 +9,25 @@ Trains ``configs/<algo>_<environment>.py`` (PPO's is ``configs/<environment>.py`
 agent. A config that is trained already is not trained again, and one that was interrupted goes on.
 An agent fails if it ends below its target in ``targets.py``. LunarLander is judged in real
 Gymnasium (500 episodes of each agent); with ``--transfer`` the first ten policies of the others are
-played there too, 256 episodes each: the two means should differ by at most max(3 standard errors, 1
-point).
+played there too, 256 episodes each: the mean difference of a policy's two means should be at most
+max(3 standard errors, 1 point).
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from targets import TARGETS
 
 from jaxrl_scale import envs
 from jaxrl_scale.config import command_line, files
+from jaxrl_scale.records.runs import read_object, read_summary
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 ALGOS = ("ppo", "a2c", "impala", "dqn", "apex", "pqn")
@@ -70,11 +71,7 @@ def config_of(algo: str, environment: str) -> Path:
 
 
 def finished(run: Path) -> bool:
-    return (run / "summary.json").is_file() and read(run / "summary.json")["status"] == "done"
-
-
-def read(file: Path) -> dict[str, Any]:
-    return json.loads(file.read_text())
+    return read_object(run / "summary.json").get("status") == "done"
 
 
 def train(config: Path, run: Path, seed: int, num_seeds: int) -> None:
@@ -100,20 +97,24 @@ def played(run: Path, where: str, episodes: int, policies: int) -> dict[str, Any
         options = [str(run), f"--episodes={episodes}", f"--agents={members}", "--json"]
         options += ["--gymnasium"] if where == "gymnasium" else []
         file.write_text(command("jaxrl_scale.evaluate", *options))
-    return read(file)
+    return read_object(file)
 
 
 def row_of(algo: str, environment: str, run: Path, transfer: bool) -> Row:
-    summary, config = read(run / "summary.json"), read(run / "config.json")
+    config = files.read_json(run / "config.json")
+    summary = read_summary(run, config.num_seeds)
     result, gymnasium = summary["evaluation"], ""
     if environment in JUDGED_IN_GYMNASIUM:
-        result = played(run, "gymnasium", 500, config["num_seeds"])
+        result = played(run, "gymnasium", 500, config.num_seeds)
         gymnasium = f"{result['mean']:.1f} ± {result['standard_error']:.1f}"
-    elif transfer and envs.make(config["env"], **config["env_kwargs"]).spec.gymnasium_id:
-        policies = min(10, config["num_seeds"])
+    elif transfer and envs.make(config.env, **config.env_kwargs).spec.gymnasium_id:
+        policies = min(10, config.num_seeds)
         here, there = (played(run, w, 256, policies) for w in ("here", "gymnasium"))
-        error = math.hypot(here["standard_error"], there["standard_error"])
-        difference = there["mean"] - here["mean"]
+        # The same policies play both, so how they differ from each other is no error of this.
+        pairs = zip(here["per_seed"], there["per_seed"], strict=True)
+        moved = np.array([b - a for a, b in pairs if a is not None and b is not None])
+        difference = moved.mean()
+        error = moved.std(ddof=1) / math.sqrt(len(moved))
         verdict = "same" if abs(difference) <= max(3 * error, 1.0) else "DIFFERENT"
         gymnasium = f"{difference:+.2f} ± {error:.2f}: {verdict}"
     scores = [-math.inf if x is None else x for x in result["per_seed"]]
@@ -123,7 +124,7 @@ def row_of(algo: str, environment: str, run: Path, transfer: bool) -> Row:
         f"{x:.{digits}f}" for x in (result["iqm"], *result["ci95"], min(scores))
     )
     return Row(
-        algo=algo + (" (GRU)" if config["algo"].get("recurrent") else ""),
+        algo=algo + (" (GRU)" if getattr(config.algo, "recurrent", False) else ""),
         environment=environment,
         seeds=f"{len(scores)}",
         score=f"{centre} ({low} to {high})",

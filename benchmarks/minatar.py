@@ -13,12 +13,11 @@ training returns (exploration included), the mean of the seeds.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 import numpy as np
 
-from jaxrl_scale.records.rows import read_rows
+from jaxrl_scale.records import runs
 
 GAMES = {"breakout": "Breakout", "space_invaders": "SpaceInvaders"}
 EVERY = 320_000  # steps between the published points; the first is at 319,936
@@ -36,10 +35,10 @@ PUBLISHED = {  # by learning rate
 
 def curve(run: Path) -> tuple[np.ndarray, np.ndarray]:
     """Steps of one seed, and the mean return of the last 100 episodes of each, over the seeds."""
-    rows = [row for row in read_rows(run / "metrics.jsonl") if row["return_100"] is not None]
-    seeds = json.loads((run / "config.json").read_text())["num_seeds"]
-    steps, returns = ([row[name] for row in rows] for name in ("env_steps", "return_100"))
-    return np.asarray(steps) / seeds, np.asarray(returns)
+    found = runs.read(run)
+    steps, returns = found.column("env_steps"), found.column("return_100")
+    known = np.isfinite(returns)
+    return steps[known] / found.config.num_seeds, returns[known]
 
 
 def plot(file: Path, curves: dict[str, dict[str, tuple[np.ndarray, np.ndarray]]]) -> None:

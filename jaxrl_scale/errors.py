@@ -54,14 +54,15 @@ def one_line(text: object) -> str:
     return " ".join(str(text).split())
 
 
-def closest(name: str, names: Sequence[str]) -> str | None:
+def closest(name: str, names: Sequence[str], cutoff: float = 0.6) -> str | None:
     """The one of ``names`` that ``name`` probably means: a misspelling, or its initials, as ``lr``
-    is for ``learning_rate``. ``None`` where none is close."""
+    is for ``learning_rate``. ``None`` where none is closer than ``cutoff`` (0: nothing in common,
+    1: equal)."""
     by_lower = {known.lower(): known for known in names}
     initials = {"".join(part[0] for part in low.split("_") if part): low for low in by_lower}
     if len(name) > 1 and name.lower() in initials:
         return by_lower[initials[name.lower()]]
-    found = difflib.get_close_matches(name.lower(), list(by_lower), 1, 0.6)
+    found = difflib.get_close_matches(name.lower(), list(by_lower), 1, cutoff)
     return by_lower[found[0]] if found else None
 
 

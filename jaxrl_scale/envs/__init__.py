@@ -15,7 +15,6 @@ only when one of its environments is asked for.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import typing
@@ -23,7 +22,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxrl_scale.envs.check import check_env as check_env
-from jaxrl_scale.errors import RunError, one_line
+from jaxrl_scale.errors import RunError, closest, one_line
 from jaxrl_scale.options import has_type, type_name
 from jaxrl_scale.types import Environment
 from jaxrl_scale.user_code import errors_in_one_line, load_by_name
@@ -85,9 +84,8 @@ def _nearest(name: str) -> str:
     """``"Did you mean '…'? "`` where some valid name is near, else nothing."""
     if name.endswith(_GYMNAX_FAMILIES):
         return f"Did you mean 'gymnax:{name}'? "
-    by_lower = {known.lower(): known for known in names()}
-    near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
-    return f"Did you mean {by_lower[near[0]]!r}? " if near else ""
+    near = closest(name, names(), cutoff=0.5)
+    return f"Did you mean {near!r}? " if near else ""
 
 
 _WANTED = (

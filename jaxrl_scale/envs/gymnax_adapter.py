@@ -9,7 +9,6 @@ package does, so both cut an episode at the same step.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 from typing import Any
 
@@ -17,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_scale.errors import RunError
+from jaxrl_scale.errors import RunError, closest
 from jaxrl_scale.types import Array, Box, Discrete, EnvSpec, Key, PyTree, TimeStep
 from jaxrl_scale.user_code import errors_in_one_line
 
@@ -29,9 +28,9 @@ def make(name: str, **kwargs: Any) -> GymnaxEnv:
 
     if name not in gymnax.registered_envs:
         known = list(gymnax.registered_envs)
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+        near = closest(name, known, cutoff=0.0)
         raise RunError(
-            f"gymnax has no environment {name!r}. Did you mean 'gymnax:{near[0]}'? "
+            f"gymnax has no environment {name!r}. Did you mean 'gymnax:{near}'? "
             f"It has {', '.join(known)}"
         )
     env, params = gymnax.make(name)

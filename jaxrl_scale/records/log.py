@@ -149,7 +149,9 @@ class Log:
     @property
     def eval_return(self) -> float | None:
         """The interquartile mean over agents of this iteration's evaluation; None without one."""
-        return None if self.returns is None else self._progress.iqm(self.returns.mean(1))
+        if self.returns is None:
+            return None
+        return self._progress.iqm(self.returns.mean(1, dtype=np.float64))
 
     @property
     def score(self) -> float | None:
