@@ -7,6 +7,8 @@ import signal
 from collections.abc import Sequence
 
 FINISHED = 0
+BUG = 1
+"""An error that nobody foresaw, shown with its traceback."""
 UNFINISHED = 1
 """Some run of a scaling study did not come to its end."""
 MISTAKE = 2

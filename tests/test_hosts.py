@@ -16,6 +16,7 @@ import time
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
 import lab
+import numpy as np
 import pytest
 from processes import (
     PATIENCE,
@@ -352,6 +353,17 @@ link.barrier("and on")"""
         assert "'one'" in done.err
         assert done.err.startswith(f"error: process {k} of 3 on ")
         assert done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_what_is_no_json_data_is_an_error_of_the_process_that_gathers_it(number):
+    for link in (links := meet(number)):
+        with pytest.raises(TypeError, match="not JSON serializable"):
+            link.gather("an array", np.zeros(3))
+    assert (
+        in_all(links, lambda link: link.gather("a tuple", (1, 2))) == [[[1, 2]] * number] * number
+    )
+    in_all(links, close)
 
 
 def test_a_process_alone_gathers_its_own_value():
@@ -920,7 +932,7 @@ def small_disk(path):
 
 
 def test_a_full_folder_ends_all_and_keeps_what_was_saved(world, reference, path, small_disk):
-    small_disk("600k")
+    small_disk("300k")
     trial = Trial(world, path, more=["--keep_checkpoints", 20])
     done = ended(trial.processes)
     assert {d.status for d in done.values()} == {IO_ERROR}, done

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import sys
 import threading
@@ -29,15 +30,13 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 
 from jaxrl_scale.config import Launch
-from jaxrl_scale.errors import INTERRUPTED, LOST, RunError, one_line
+from jaxrl_scale.errors import BUG, INTERRUPTED, LOST, RunError, one_line
 from jaxrl_scale.parallel import handshake
 from jaxrl_scale.parallel.cluster import Cluster
 from jaxrl_scale.parallel.handshake import Hello, Stranger
 from jaxrl_scale.parallel.machine import machine_id, node_name
 from jaxrl_scale.parallel.secret import choose
 
-BUG = 1
-"""Exit status after an error that nobody foresaw, shown with its traceback."""
 _SPARE = 64  # connections that may be introducing themselves, beside one of each process
 _LAST = "done"
 
@@ -105,6 +104,7 @@ class Hosts:
         have no order between them, so each thread that calls this has a name of its own, the
         same in every process.
         """
+        value = json.loads(json.dumps(value))  # what is no JSON data is an error here
         if not self.several:
             return [value]
         answer: Future[list[Any]] = Future()
