@@ -1,7 +1,7 @@
 """The directory of one run: its files, its lock, and the record of how it was started.
 
-==================  ================================================================
-``config.json``     the resolved config; a directory that has it holds a run
+==================  ====================================================================
+``config.json``     the whole config; a directory with this file holds a run
 ``run.json``        ``{"starts": [...]}``: one entry for the start and for each resume, with
                     command, host, versions, devices, commit (see `jaxrl_scale.records.provenance`)
 ``metrics.jsonl``   the rows of metrics (see `jaxrl_scale.records.rows`)
@@ -9,8 +9,8 @@
 ``wandb.json``      the wandb run's id; ``wandb/`` what wandb writes
 ``checkpoints/``    see `jaxrl_scale.records.checkpoint`
 ``summary.json``    the result (see `jaxrl_scale.records.rows.Summary`)
-``.lock``           locked by the process that uses the directory, and naming it
-==================  ================================================================
+``.lock``           the process that uses the directory keeps it locked; it names this process
+==================  ====================================================================
 """
 
 from __future__ import annotations
