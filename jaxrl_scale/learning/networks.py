@@ -5,7 +5,7 @@ policy and a value with a memory. A network from outside the package is a flax m
 required field ``policy_size`` whose call maps observations ``[..., *observation_shape]`` to
 ``(policy [..., policy_size], value [...])``: ``--network=my_package.my_module:MyNetwork``.
 `make_q` reads its ``policy`` as values of actions (as advantages where it is dueling). What a
-caller does not use of the two is never computed: XLA drops it.
+caller does not use of the two costs nothing: XLA removes it.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ class Policy(NamedTuple):
     """What an action distribution can do, as functions of the network's ``policy`` output."""
 
     size: int
+    free: int
+    """How many of the ``size`` do not depend on the observation: a Gaussian's deviations"""
     sample: Callable[[Key, Array], Array]
     """``(key, policy [..., size]) -> action [..., *action.shape]``"""
     mode: Callable[[Array], Array]
@@ -89,7 +91,7 @@ class RecurrentNetwork(NamedTuple):
 
 def make(config: Sizes, spec: EnvSpec) -> Network:
     """The config's network for an environment; `RunError` where the two do not fit."""
-    policy = gaussian(spec.action) if isinstance(spec.action, Box) else categorical(spec.action)
+    policy = distribution(spec.action)
     module = _policy_and_value(config, spec, policy)
     _check(config, spec, module, policy.size)
     return Network(*_functions(module, spec), policy)
@@ -116,7 +118,7 @@ def make_q(
     Args:
       dueling: value and advantages from two streams, https://arxiv.org/abs/1511.06581,
         equation 9.
-      layer_norm: normalise the features of every layer before its activation; not for networks
+      layer_norm: normalize the features of every layer before its activation; not for networks
         from outside.
     """
     if isinstance(spec.action, Box):
@@ -130,7 +132,7 @@ def make_q(
             num_actions, config.hidden_sizes, _torso(config, spec, layer_norm), dueling
         )
         return QNetwork(*_functions(module, spec))
-    module = _policy_and_value(config, spec, categorical(spec.action))
+    module = _policy_and_value(config, spec, distribution(spec.action))
     _check(config, spec, module, num_actions)
     init, apply_both = _functions(module, spec)
 
@@ -142,7 +144,7 @@ def make_q(
 
 
 def make_recurrent(config: Sizes, spec: EnvSpec) -> RecurrentNetwork:
-    """The config's torso with a memory as large as its last layer (a GRU in its place)."""
+    """The config's network with a GRU in place of its last hidden layer, of the same size."""
     if ":" in config.network:
         raise RunError(
             f"network {config.network} has no memory; try --network=auto with a recurrent policy"
@@ -152,9 +154,9 @@ def make_recurrent(config: Sizes, spec: EnvSpec) -> RecurrentNetwork:
             "hidden_sizes=() has no layer that algo.recurrent could make a memory; "
             "try hidden_sizes=64,64"
         )
-    policy = gaussian(spec.action) if isinstance(spec.action, Box) else categorical(spec.action)
+    policy = distribution(spec.action)
     module = RecurrentActorCritic(
-        policy.size, config.hidden_sizes, _torso(config, spec), isinstance(spec.action, Box)
+        policy.size, config.hidden_sizes, _torso(config, spec), policy.free
     )
 
     def init_carry(num_envs: int) -> PyTree:
@@ -236,7 +238,7 @@ def _policy_and_value(config: Sizes, spec: EnvSpec, policy: Policy) -> nn.Module
             hidden_sizes=config.hidden_sizes,
             features=_torso(config, spec),
             shared=config.shared_torso,
-            state_independent_std=isinstance(spec.action, Box),
+            free=policy.free,
         )
     wanted = "a flax.linen.Module class"
     build = load_by_name("network", config.network, _is_module, wanted)
@@ -282,11 +284,12 @@ def _dense(size: int, gain: float, name: str) -> nn.Dense:
 
 
 def _policy_head(module: ActorCritic | RecurrentActorCritic, x: Array) -> Array:
-    if not module.state_independent_std:
-        return _dense(module.policy_size, 0.01, "policy")(x)
-    mean = _dense(module.policy_size // 2, 0.01, "policy")(x)
-    log_std = module.param("log_std", zeros_init(), (module.policy_size // 2,))
-    return jnp.concatenate([mean, jnp.broadcast_to(log_std, mean.shape)], -1)
+    dependent = _dense(module.policy_size - module.free, 0.01, "policy")(x)
+    if not module.free:
+        return dependent
+    log_std = module.param("log_std", zeros_init(), (module.free,))
+    free = jnp.broadcast_to(log_std, (*dependent.shape[:-1], module.free))
+    return jnp.concatenate([dependent, free], -1)
 
 
 class ActorCritic(nn.Module):
@@ -297,7 +300,7 @@ class ActorCritic(nn.Module):
     hidden_sizes: tuple[int, ...]
     features: Features
     shared: bool = False
-    state_independent_std: bool = False
+    free: int = 0
 
     @nn.compact
     def __call__(self, obs: Array) -> tuple[Array, Array]:
@@ -317,7 +320,7 @@ class RecurrentActorCritic(nn.Module):
     policy_size: int
     hidden_sizes: tuple[int, ...]
     features: Features
-    state_independent_std: bool = False
+    free: int = 0
 
     @nn.compact
     def __call__(
@@ -367,6 +370,11 @@ def _duel(value: Array, advantage: Array) -> Array:
 # --- policies -------------------------------------------------------------------------------
 
 
+def distribution(action: Discrete | Box) -> Policy:
+    """That of an environment's actions."""
+    return gaussian(action) if isinstance(action, Box) else categorical(action)
+
+
 def categorical(action: Discrete) -> Policy:
     """Actions ``0 … n - 1`` with the network's output as logits."""
 
@@ -390,7 +398,7 @@ def categorical(action: Discrete) -> Policy:
         log_p = log_probs(logits)
         return -(jnp.exp(log_p) * log_p).sum(-1)
 
-    return Policy(action.n, sample, lambda logits: logits.argmax(-1), log_prob, entropy)
+    return Policy(action.n, 0, sample, lambda logits: logits.argmax(-1), log_prob, entropy)
 
 
 def gaussian(action: Box) -> Policy:
@@ -419,4 +427,4 @@ def gaussian(action: Box) -> Policy:
     def entropy(policy: Array) -> Array:
         return (split(policy)[1] + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
 
-    return Policy(2 * size, sample, lambda p: shaped(split(p)[0]), log_prob, entropy)
+    return Policy(2 * size, size, sample, lambda p: shaped(split(p)[0]), log_prob, entropy)
