@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from learners import GAMMA, Mixture, asked, check_values, random_parameters, rollout_of
-from running import differing, first_shared, runner_of, steps
+from learners import random_parameters, rollout_of
+from running import differing, first_shared
 
 from jaxrl_scale.algos import a2c
 from jaxrl_scale.config import Config, check
@@ -17,13 +17,6 @@ from jaxrl_scale.types import Box, Discrete, EnvSpec
 
 ENTROPY, VALUE = 0.03, 0.7
 SPEC = EnvSpec("twin", (4,), Discrete(2))
-EVERYTHING = {
-    "normalize_advantages": True,
-    "normalize_observations": True,
-    "scale_rewards": True,
-    "gae_lambda": 0.95,
-    "optimizer": "rmsprop",
-}
 
 
 def small(own=None, **changes):
@@ -149,45 +142,3 @@ def test_an_update_is_one_step_along_the_gradient_of_the_whole_rollout(updated):
         jax.tree.map(stepped, start.params, gradient),
     )
     assert float(update(rollout, found, 1)[1]["learning_rate"]) == pytest.approx(0.75e-3)
-
-
-# --- runs -----------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def probing():
-    """A config for the probe environments and its runner on four devices, a shard on each."""
-    own = {"learning_rate": 1e-2, "gamma": GAMMA, "lr_schedule": "constant", "gae_lambda": 0.9}
-    config = small(own, num_envs=64, num_shards=4, hidden_sizes=(16,), iterations=400)
-    return config, runner_of(config.replace(devices=4), Mixture())
-
-
-def test_a2c_passes_the_probe_environments(probing):
-    config, runner = probing
-    state, _ = steps(runner, config.num_iterations)
-    params = jax.tree.map(lambda x: x[0], state.shared.algo.params)
-    network = networks.make(config, Mixture.spec)
-    check_values(asked(lambda obs: network.apply(params, obs)[1]))
-    greedy = asked(lambda obs: network.apply(params, obs)[0].argmax(-1))
-    np.testing.assert_array_equal(greedy["Both"], [0, 1])
-
-
-def test_a_run_is_the_same_on_1_and_4_devices_and_goes_on_elsewhere(probing):
-    config, four = probing
-    one = runner_of(config.replace(devices=1), Mixture())
-    reference, history = steps(one, 6)
-    state, other = steps(four, 6)
-    assert differing(reference, state) == []
-    assert differing(history, other) == []
-    half, _ = steps(four, 3)
-    assert differing(reference, steps(one, 3, half)[0]) == []
-
-
-@pytest.mark.slow
-def test_a_run_with_every_option_is_the_same_on_1_4_and_8_devices():
-    config = small(EVERYTHING, iterations=12)
-    reference, history = steps(runner_of(config.replace(devices=1)), 12)
-    for devices in (4, 8):
-        state, other = steps(runner_of(config.replace(devices=devices)), 12)
-        assert differing(reference, state) == []
-        assert differing(history, other) == []

@@ -3,11 +3,12 @@
 import dataclasses
 import functools
 
+import algorithms
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from learners import GAMMA, Mixture, asked, check_values, random_parameters, rollout_of
+from learners import GAMMA, random_parameters, rollout_of
 from running import differing, first_shared, runner_of, steps
 
 from jaxrl_scale.algos import a2c, impala
@@ -19,14 +20,6 @@ from jaxrl_scale.types import Discrete, EnvSpec
 
 ENTROPY, VALUE = 0.03, 0.7
 SPEC = EnvSpec("twin", (4,), Discrete(3))
-EVERYTHING = {
-    "lag": 2,
-    "epochs": 2,
-    "minibatch_size": 128,
-    "normalize_observations": True,
-    "scale_rewards": True,
-    "optimizer": "rmsprop",
-}
 
 
 def small(own=None, **changes):
@@ -196,68 +189,12 @@ def test_training_acts_with_the_oldest_and_evaluation_with_the_newest_weights():
         assert differing(played(mixed), played(actors[0])) != []
 
 
-@pytest.fixture(scope="module")
-def probing():
-    """By lag: a config for the probe environments, its runner on four devices, a shard on each."""
-
-    def of(lag):
-        own = {
-            "lag": lag,
-            "learning_rate": 1e-2,
-            "gamma": GAMMA,
-            "lr_schedule": "constant",
-            "vtrace_lambda": 0.9,
-            "minibatch_size": 256,
-        }
-        whole = {"num_envs": 64, "num_shards": 4, "hidden_sizes": (16,), "iterations": 250}
-        config = small(own, **whole)
-        return config, runner_of(config.replace(devices=4), Mixture())
-
-    return functools.cache(of)
-
-
-def test_the_acting_parameters_are_those_of_so_many_iterations_ago(probing):
-    _, runner = probing(2)
+def test_the_acting_parameters_are_those_of_so_many_iterations_ago():
+    runner = runner_of(algorithms.everything("impala", rollout_length=4))
+    assert runner.config.algo.lag == 2
     states = [runner.fetch(runner.init()), *(steps(runner, k)[0] for k in range(1, 6))]
     actors = [runner.algo.actor(state.shared.algo, k) for k, state in enumerate(states)]
     newest = [actor.newest for actor in actors]
     for k in range(1, 6):
         assert differing(newest[k - 1].params, newest[k].params) != []
         assert differing(actors[k].behaviour, newest[max(k - 2, 0)]) == []
-
-
-# --- runs -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("lag", [0, 2])
-def test_impala_passes_the_probe_environments(lag, probing):
-    config, runner = probing(lag)
-    placed = runner.init()
-    for _ in range(config.num_iterations):
-        placed, *_ = runner.step(placed)
-    params = jax.tree.map(lambda x: x[0], runner.fetch_actor(placed).newest.params)
-    network = networks.make(config, Mixture.spec)
-    check_values(asked(lambda obs: network.apply(params, obs)[1]))
-    greedy = asked(lambda obs: network.apply(params, obs)[0].argmax(-1))
-    np.testing.assert_array_equal(greedy["Both"], [0, 1])
-
-
-def test_a_run_is_the_same_on_1_and_4_devices_and_goes_on_elsewhere(probing):
-    config, four = probing(2)
-    one = runner_of(config.replace(devices=1), Mixture())
-    reference, history = steps(one, 6)
-    state, other = steps(four, 6)
-    assert differing(reference, state) == []
-    assert differing(history, other) == []
-    half, _ = steps(four, 3)
-    assert differing(reference, steps(one, 3, half)[0]) == []
-
-
-@pytest.mark.slow
-def test_a_run_with_every_option_is_the_same_on_1_4_and_8_devices():
-    config = small(EVERYTHING, iterations=12)
-    reference, history = steps(runner_of(config.replace(devices=1)), 12)
-    for devices in (4, 8):
-        state, other = steps(runner_of(config.replace(devices=devices)), 12)
-        assert differing(reference, state) == []
-        assert differing(history, other) == []

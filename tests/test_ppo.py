@@ -1,17 +1,20 @@
 """PPO's loss against a slow NumPy twin, its update's parts, and its options."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
+import learners
 import numpy as np
 import pytest
-from running import first_shared, run, small
+from running import differing, first_shared, run, small
 
 from jaxrl_scale.algos import ppo
 from jaxrl_scale.config import Config
-from jaxrl_scale.learning import networks, optim
+from jaxrl_scale.learning import networks
 from jaxrl_scale.options import traced
 from jaxrl_scale.parallel.sums import local_pool
-from jaxrl_scale.types import Box, Discrete, EnvSpec, Rollout
+from jaxrl_scale.types import Box, Discrete, EnvSpec
 
 CLIP, ENTROPY, VALUE = 0.2, 0.03, 0.7
 SMALL = small(iterations=2, devices=2)
@@ -89,54 +92,39 @@ def test_the_loss_equals_its_slow_twin(action, clip_value):
         assert float(sums[name]) == pytest.approx(number, rel=1e-4), name
 
 
-def rollout_of(rng, S, T, B):
-    """Random data that obeys the auto-reset contract."""
-    valid = rng.random((S, T, B)) < 0.9
-    ended = rng.random((S, T, B)) < 0.1
-    return Rollout(
-        obs=rng.normal(size=(S, T + 1, B, 4)).astype(np.float32),
-        is_first=np.zeros((S, T + 1, B), bool),
-        action=rng.integers(0, 2, (S, T, B)).astype(np.int32),
-        reward=rng.normal(size=(S, T, B)).astype(np.float32),
-        terminated=ended & valid,
-        truncated=np.zeros((S, T, B), bool),
-        valid=valid,
-        carry=(),
-        extras=np.full((S, T, B), -0.7, np.float32),
-    )
+def rollout_of(seed, S, T, B):
+    """A random rollout of a policy that took each action with a probability of about a half."""
+    rolled = learners.rollout_of(seed, S, T, B, actions=2)
+    return rolled._replace(extras=np.full((S, T, B), -0.7, np.float32))
 
 
-def updated(rollout, exact=True, **own):
+SPEC = EnvSpec("twin", (4,), Discrete(2))
+
+
+def config_of(S, T, B, **options):
+    options = {"minibatch_size": S * T * B // 2, "epochs": 2} | options
+    whole = {"num_envs": S * B, "num_shards": S, "rollout_length": T}
+    return Config(algo=ppo.Config(**options), **whole)
+
+
+def updated(rollout, exact=True, config=None, **options):
     S, T, B = rollout.valid.shape
-    config = Config(
-        num_envs=S * B,
-        num_shards=S,
-        rollout_length=T,
-        algo=ppo.Config(**{"minibatch_size": S * T * B // 2, "epochs": 2} | own),
-    )
-    spec = EnvSpec("twin", (4,), Discrete(2))
-    algo = ppo.make(config, spec, local_pool(S, exact))
+    config = config or config_of(S, T, B, **options)
+    algo = ppo.make(config, SPEC, local_pool(S, exact))
     shared = first_shared(algo, config)
     local = jnp.zeros((S, B))
     return jax.jit(algo.update)(shared, local, rollout, jax.random.key(1), jnp.int32(0))
 
 
-def test_masked_steps_do_not_reach_the_parameters():
-    rollout = rollout_of(np.random.default_rng(0), 2, 16, 4)
-    spoiled = rollout._replace(reward=np.where(rollout.valid, rollout.reward, 1e3))
-    one, other = updated(rollout), updated(spoiled)
-    assert jax.tree.all(jax.tree.map(np.array_equal, one[0].params, other[0].params))
-
-
 def test_one_big_batch_gives_the_fixed_order_sums_within_rounding():
-    rollout = rollout_of(np.random.default_rng(1), 4, 16, 8)
+    rollout = rollout_of(1, 4, 16, 8)
     exact, fast = updated(rollout, exact=True), updated(rollout, exact=False)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=3e-5), exact[0], fast[0])
 
 
 def test_advantages_are_normalised_by_moments_of_the_whole_minibatch():
     # Shards whose advantages differ by a constant: moments of each shard would remove it.
-    rollout = rollout_of(np.random.default_rng(2), 2, 16, 4)
+    rollout = rollout_of(2, 2, 16, 4)
     shifted = rollout._replace(
         reward=rollout.reward + np.asarray([0.0, 50.0], np.float32)[:, None, None],
         valid=np.ones_like(rollout.valid),
@@ -163,22 +151,38 @@ def test_advantages_are_normalised_by_moments_of_the_whole_minibatch():
     assert float(metrics["grad_norm"]) == pytest.approx(norm, rel=1e-3)
 
 
-def test_a_target_kl_ends_an_iterations_updates():
-    _, history = run(small({"learning_rate": 0.1, "target_kl": 0.01}, iterations=1, devices=2))
-    _, free = run(SMALL)
-    assert 0 < history[0]["updates"][0] < 2 * 8
-    assert free[0]["updates"][0] == 2 * 8
+def test_the_step_beyond_one_and_a_half_times_the_target_kl_is_undone_and_is_the_last():
+    rollout = rollout_of(3, 2, 16, 4)
+    config = config_of(2, 16, 4, epochs=4, learning_rate=0.02, target_kl=1.0, minibatch_size=128)
+    algo = ppo.make(config, SPEC, local_pool(2))
+    update = jax.jit(algo.update)
 
+    def until(target_kl):
+        """Parameters, steps that were kept, and the KL divergence of the last one."""
+        start = first_shared(algo, config, target_kl=target_kl)
+        after, _, metrics = update(
+            start, jnp.zeros((2, 4)), rollout, jax.random.key(1), jnp.int32(0)
+        )
+        made = metrics["updates"] + (metrics["updates"] < 4)
+        return after.params, int(metrics["updates"]), float(metrics["approx_kl"] * made)
 
-@pytest.mark.parametrize(
-    ("schedule", "expected"),
-    [("constant", [1.0, 1.0, 1.0]), ("linear", [1.0, 0.5, 0.0]), ("cosine", [1.0, 0.5, 0.0])],
-)
-def test_learning_rate_schedules(schedule, expected):
-    rates = [
-        float(optim.scheduled(schedule, jnp.float32(1.0), jnp.float32(p))) for p in (0, 0.5, 1)
-    ]
-    np.testing.assert_allclose(rates, expected, atol=1e-6)
+    start, kept, first = until(-1.0)
+    assert kept == 0
+    assert differing(start, first_shared(algo, config).params) == []  # undone
+    _, kept, total = until(first / 1.5 * 1.001)  # the second step is then the first beyond it
+    assert kept == 1
+    second = total - first
+    assert second > 1.1 * first
+    for factor, expected in ((0.999, 1), (1.001, 2)):
+        assert until(second / 1.5 * factor)[1] == expected
+    # One step was kept: as if there had been one.
+    alone = dataclasses.replace(config.algo, epochs=1, target_kl=None)
+    one = updated(rollout, config=config.replace(algo=alone))[0].params
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6),
+        until(second / 1.5 * 0.999)[0],
+        one,
+    )
 
 
 def test_metrics_that_users_look_for_are_there():

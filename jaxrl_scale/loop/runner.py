@@ -176,23 +176,30 @@ class Runner:
         agents = self.config.num_seeds
         return jax.tree.map(lambda x: np.full(agents, x, np.float32), self.config.algo)
 
-    def _agents(self, numbers: PyTree = None) -> tuple[np.ndarray, PyTree]:
+    def _agents(
+        self, numbers: PyTree = None, seeds: np.ndarray | None = None
+    ) -> tuple[np.ndarray, PyTree]:
         """Seeds and options' numbers of the agents that this process holds, placed."""
         held, _ = self.placement.held
-        numbers = self.numbers if numbers is None else numbers
-        numbers = jax.tree.map(lambda x: np.asarray(x, np.float32)[held.start : held.stop], numbers)
-        return self.placement.split_shared((self.own_seeds, numbers))
+        agents = (
+            np.asarray(self.seeds if seeds is None else seeds, np.uint32),
+            jax.tree.map(np.float32, self.numbers if numbers is None else numbers),
+        )
+        return self.placement.split_shared(
+            jax.tree.map(lambda x: x[held.start : held.stop], agents)
+        )
 
     def _flags(self, flag: bool) -> np.ndarray:
         return np.full(len(self.placement.at_hand), flag)
 
-    def init(self, numbers: PyTree = None) -> State:
+    def init(self, numbers: PyTree = None, seeds: np.ndarray | None = None) -> State:
         """The state before the first iteration, placed.
 
         Args:
           numbers: the agents' options as `numbers` has them, ``[P]`` each; default: these.
+          seeds: the agents' seeds, ``[P]``; default: `seeds`.
         """
-        return self._compiled_init(*self._agents(numbers))
+        return self._compiled_init(*self._agents(numbers, seeds))
 
     def step(self, state: State, stop: bool = False) -> tuple[State, dict[str, np.ndarray], bool]:
         """One iteration: collect, then update. ``state`` is donated, never read it again.

@@ -1,4 +1,4 @@
-"""Every algorithm must pass the probe environments; other kinds of algorithm fit the loop."""
+"""Other kinds of algorithm fit the loop: its runner carries memory and replay."""
 
 from typing import Any, NamedTuple
 
@@ -8,68 +8,9 @@ import numpy as np
 import optax
 import probes
 import pytest
-from running import differing, run, runner_of, small
+from running import differing, run, small
 
-from jaxrl_scale.learning import networks
 from jaxrl_scale.types import Algorithm
-
-GAMMA = 0.9
-
-
-def trained_ppo(env, iterations=40):
-    """The network of a short PPO run, as functions of the observation."""
-    config = small(
-        {"learning_rate": 3e-3, "gamma": GAMMA, "lr_schedule": "constant", "minibatch_size": 256},
-        hidden_sizes=(16,),
-        iterations=iterations,
-        devices=2,
-    )
-    runner = runner_of(config, env)
-    state = runner.init()
-    for _ in range(iterations):
-        state, *_ = runner.step(state)
-    params = jax.tree.map(lambda x: x[0], runner.fetch_actor(state).params)
-    network = networks.make(config, env.spec)
-
-    def evaluate(*obs):
-        policy, value = network.apply(params, jnp.asarray(obs, jnp.float32)[:, None])
-        return np.asarray(policy.argmax(-1)), np.asarray(value)
-
-    return evaluate
-
-
-def test_ppo_learns_the_value_of_a_constant_reward():
-    _, value = trained_ppo(probes.ValueOnly())(0.0)
-    np.testing.assert_allclose(value, [1.0], atol=0.1)
-
-
-def test_ppo_learns_a_value_that_depends_on_the_observation():
-    _, value = trained_ppo(probes.Observation())(-1.0, 1.0)
-    np.testing.assert_allclose(value, [-1.0, 1.0], atol=0.1)
-
-
-def test_ppo_discounts():
-    _, value = trained_ppo(probes.Discount(), 80)(0.0, 1.0)
-    np.testing.assert_allclose(value, [GAMMA, 1.0], atol=0.1)
-
-
-def test_ppo_bootstraps_where_an_episode_was_only_cut():
-    _, value = trained_ppo(probes.Truncation(), 300)(0.0)
-    np.testing.assert_allclose(value, [1 / (1 - GAMMA)], rtol=0.1)
-
-
-def test_ppo_prefers_the_rewarded_action():
-    action, _ = trained_ppo(probes.Action())(0.0)
-    assert action == [1]
-
-
-def test_ppo_learns_to_act_on_what_it_observes():
-    action, value = trained_ppo(probes.Both())(-1.0, 1.0)
-    np.testing.assert_array_equal(action, [0, 1])
-    assert (value > 0.3).all()
-
-
-# --- throwaway algorithms: the loop carries memory and replay ---------------------------------
 
 
 class Shared(NamedTuple):

@@ -1,0 +1,271 @@
+"""What holds for every algorithm: see `algorithms.CASES`."""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import algorithms
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from learners import Mixture, asked, check_values, rollout_of
+from running import differing, first_shared, runner_of, steps
+
+from jaxrl_scale import algos
+from jaxrl_scale.config import Config
+from jaxrl_scale.learning import networks, normalize, returns
+from jaxrl_scale.parallel.sums import local_pool
+from jaxrl_scale.types import Discrete, EnvSpec
+
+every_algorithm = pytest.mark.parametrize("name", algorithms.NAMES)
+
+
+@every_algorithm
+def test_the_values_and_the_policy_of_the_probe_environments_are_learned(name):
+    config = algorithms.probing(name)
+    state, _ = steps(runner_of(config, Mixture()), config.num_iterations)
+    params = jax.tree.map(lambda x: x[0], state.shared.algo.params)
+    action, value = algorithms.learned(config, Mixture.spec, params)
+    check_values(asked(value))
+    np.testing.assert_array_equal(asked(action)["Both"], [0, 1])
+
+
+@every_algorithm
+def test_a_run_with_every_option_is_the_same_on_1_and_4_devices_and_goes_on_elsewhere(name):
+    config = algorithms.everything(name)
+    one, four = runner_of(config), runner_of(config.replace(devices=4))
+    reference, history = steps(one, 8)
+    state, other = steps(four, 8)
+    assert differing(reference, state) == []
+    assert differing(history, other) == []
+    half, _ = steps(four, 4)
+    assert differing(reference, steps(one, 4, half)[0]) == []
+    if "replay" in history[-1]:
+        assert history[-1]["replay"][0] == 1  # the ring has wrapped around
+
+
+@every_algorithm
+def test_agents_with_different_numbers_are_the_single_runs_with_these_numbers(name):
+    """One agent has the config's numbers, each of the others another value of one of them, and the
+    last of all. Single runs are of a program that was compiled for the last one's config, so that
+    a number which a program takes from its config, not from the agent, is noticed."""
+    config = algorithms.everything(name)
+    names = algorithms.numbers(config.algo)
+    halved = {option: getattr(config.algo, option) / 2 for option in names}
+    agents = [{}, *({option: half} for option, half in halved.items()), halved]
+    options = [dataclasses.replace(config.algo, **agent) for agent in agents]
+    population = runner_of(config.replace(num_seeds=len(agents)))
+    numbers = jax.tree.map(lambda *x: np.asarray(x, np.float32), *options)
+    seeds = np.full(len(agents), config.seed)
+    ends, _ = after(population, numbers, seeds)
+    single = runner_of(config.replace(algo=options[-1]))
+    for k, agent in enumerate(agents):
+        numbers = jax.tree.map(lambda x: np.asarray([x], np.float32), options[k])
+        end, history = after(single, numbers, seeds[:1])
+        assert differing(jax.tree.map(lambda x, k=k: x[k : k + 1], ends), end) == [], agent
+        assert all(np.isfinite(x).all() for x in history[-1].values()), agent
+        if agent:  # each of the numbers is heard
+            first = jax.tree.map(lambda x: x[:1], ends.shared.algo.params)
+            heard = differing(first, end.shared.algo.params) != []
+            assert heard, agent
+
+
+def after(runner, numbers, seeds):
+    """The state and the metrics of all iterations, of agents with these numbers and seeds."""
+    start = runner.fetch(runner.init(numbers, seeds))
+    return steps(runner, runner.config.num_iterations, start)
+
+
+# --- one update --------------------------------------------------------------------------------
+
+S, T, B = 2, 8, 4
+SPEC = EnvSpec("twin", (4,), Discrete(2))
+LAST = 4  # iterations of the run
+ACTOR_CRITICS = pytest.mark.parametrize("name", ["ppo", "a2c"])
+
+
+class Updating(NamedTuple):
+    """One compiled update with every option on, and the state before it."""
+
+    algo: Any
+    config: Config
+    start: Any
+    update: Any
+    """``(start, rollout, iteration=0) -> (Shared, metrics)``"""
+
+
+@functools.cache
+def updating(name, **changes):
+    whole = {"num_envs": S * B, "num_shards": S, "rollout_length": T, "hidden_sizes": (8,)}
+    options = algorithms.CASES[name].everything
+    sizes = {"minibatch_size": S * T * B // 2, "replay_size": 2 * S * T * B, "learning_starts": 0}
+    sizes |= {"batch_size": 256}  # so that most rows are drawn
+    sizes |= {"target_kl": None}  # random log-probabilities are far from those of the policy
+    options = options | {key: size for key, size in sizes.items() if key in options} | changes
+    config = Config(algo=algos.get(name).Config(**options), iterations=LAST, **whole)
+    algo = algos.get(name).make(config, SPEC, local_pool(S))
+    local = jax.vmap(algo.init_local, (None, 0))(jax.random.key(0), jnp.arange(S))
+    compiled, start = jax.jit(algo.update), first_shared(algo, config)
+
+    def update(start, rollout, iteration=0):
+        rollout = jax.tree.map(jnp.asarray, rollout)
+        key, iteration = jax.random.key(1), jnp.int32(iteration)
+        after, _, metrics = compiled(start, local, rollout, key, iteration)
+        return after, metrics
+
+    return Updating(algo, config, start, update)
+
+
+def acted(name, seed):
+    """A random rollout with what acting said beside the actions."""
+    rollout = rollout_of(seed, S, T, B, actions=2, ending=0.2)
+    rng = np.random.default_rng(seed)
+    noise = rng.normal(-0.7, 0.1, (2, S, T, B)).astype(np.float32)
+    extras = {"ppo": noise[0], "impala": noise[0], "apex": (noise[0], noise[1])}
+    return rollout._replace(extras=extras.get(name, ()))
+
+
+def assert_near(one, other, atol=1e-5):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=atol), one, other)
+
+
+@every_algorithm
+@pytest.mark.parametrize("anything", [1e3, np.nan])
+def test_what_a_reset_step_holds_reaches_nothing(name, anything):
+    """Nor what is seen at the end of a terminated episode, which acting at the reset step sees."""
+    _, _, start, update = updating(name)
+    rollout = acted(name, 0)
+    assert rollout.terminated[:, :-1].any()
+    behind = np.concatenate([np.zeros((S, 1, B), bool), rollout.terminated], 1)
+    spoiled = rollout._replace(
+        obs=np.where(behind[..., None], np.float32(anything), rollout.obs),
+        action=np.where(rollout.valid, rollout.action, 1 - rollout.action),
+        extras=jax.tree.map(
+            lambda x: np.where(behind[:, :-1], np.float32(anything), x), rollout.extras
+        ),
+    )
+    (one, metrics), (other, spoiled_metrics) = update(start, rollout), update(start, spoiled)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(one.params))
+    assert differing((one, metrics), (other, spoiled_metrics)) == []
+    moved = rollout._replace(reward=rollout.reward + np.float32(rollout.valid))
+    assert differing(one.params, update(start, moved)[0].params) != []  # it can tell
+
+
+@every_algorithm
+def test_the_statistics_are_those_of_the_observations_that_a_step_was_taken_from(name):
+    _, _, start, update = updating(name)
+    rollout = acted(name, 1)
+    after, _ = update(start, rollout)
+    seen = rollout.obs[:, :-1][rollout.valid]
+    assert int(after.observation.low) == len(seen) < S * T * B
+    np.testing.assert_allclose(after.observation.mean, seen.mean(0), atol=1e-5)
+    np.testing.assert_allclose(after.observation.variance, seen.var(0), rtol=1e-4)
+
+
+NEUTRAL = normalize.init(True, SPEC.observation_shape)
+MEAN, VARIANCE = jnp.asarray([1.0, -2.0, 0.0, 5.0]), jnp.asarray([4.0, 0.25, 9.0, 1.0])
+SEEN = NEUTRAL._replace(low=jnp.int32(99), mean=MEAN, variance=VARIANCE)
+OTHER = SEEN._replace(mean=MEAN + 1, variance=2 * VARIANCE)
+
+
+def observing(shared, statistics, older=None):
+    """The state with these statistics, and others in what is left of earlier iterations."""
+    if hasattr(shared, "older"):
+        kept = statistics if older is None else older
+        shared = shared._replace(older=tuple(w._replace(observation=kept) for w in shared.older))
+    return shared._replace(observation=statistics)
+
+
+@every_algorithm
+def test_learning_looks_at_normalized_observations(name):
+    """By the statistics that the iteration began with, everywhere in the loss: as if observations
+    had been normalized before they came."""
+    _, _, start, update = updating(name)
+    rollout = acted(name, 2)
+    before = rollout._replace(obs=np.asarray(normalize.apply(SEEN, rollout.obs)))
+    one, metrics = update(observing(start, SEEN, OTHER), rollout)
+    other, expected = update(observing(start, NEUTRAL, NEUTRAL), before)
+    assert_near((one.params, metrics), (other.params, expected), atol=1e-4)
+    raw, _ = update(observing(start, NEUTRAL, NEUTRAL), rollout)
+    with pytest.raises(AssertionError):  # it can tell
+        assert_near(one.params, raw.params, atol=1e-4)
+
+
+@every_algorithm
+@pytest.mark.parametrize("evaluated", [False, True])
+def test_acting_looks_at_normalized_observations(name, evaluated):
+    algo, _, start, _ = updating(name)
+    rng = np.random.default_rng(3)
+    params = jax.tree.map(
+        lambda x: jnp.asarray(rng.normal(size=x.shape), jnp.float32), start.params
+    )
+    start = start._replace(params=params)
+    if hasattr(start, "older"):
+        start = start._replace(older=tuple(w._replace(params=params) for w in start.older))
+    obs, key = jnp.asarray(rng.normal(0, 3, (8, B, 4)), jnp.float32), jax.random.key(4)
+    local = None if evaluated else algo.init_local(jax.random.key(0), jnp.int32(1))
+
+    def act(statistics, obs):
+        actor, first = algo.actor(observing(start, statistics), LAST - 1), jnp.zeros(B, bool)
+        keys = jax.random.split(key, len(obs))
+        return [
+            algo.act(actor, local, (), seen, first, each, greedy)
+            for greedy in (False, True)
+            for seen, each in zip(obs, keys, strict=True)
+        ]
+
+    expected = act(NEUTRAL, normalize.apply(SEEN, obs))
+    assert_near(act(SEEN, obs), expected, atol=1e-3)
+    with pytest.raises(AssertionError):  # it can tell
+        assert_near(act(NEUTRAL, obs), expected, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in algorithms.NAMES if "scale_rewards" in algorithms.options(name)]
+)
+def test_scaled_rewards_have_no_unit(name):
+    _, _, start, update = updating(name)
+    rollout = acted(name, 5)
+    one, metrics = update(start, rollout)
+    other, expected = update(start, rollout._replace(reward=100 * rollout.reward))
+    assert_near((one.params, metrics), (other.params, expected), atol=1e-4)
+    unscaled = updating(name, scale_rewards=False)
+    one, _ = unscaled.update(unscaled.start, rollout)
+    other, _ = unscaled.update(unscaled.start, rollout._replace(reward=100 * rollout.reward))
+    with pytest.raises(AssertionError):  # it can tell
+        assert_near(one.params, other.params, atol=1e-4)
+
+
+@every_algorithm
+def test_the_learning_rate_is_that_of_the_schedule(name):
+    """Nothing moves at the end of a schedule that ends at 0, but half-way there."""
+    _, config, start, update = updating(name)
+    rollout = acted(name, 6)
+    for iteration, part in ((0, 1.0), (LAST // 2, 0.5), (LAST, 0.0)):
+        after, metrics = update(start, rollout, iteration)
+        assert metrics["updates" if "updates" in metrics else "loss"] != 0
+        expected = part * config.algo.learning_rate
+        assert float(metrics["learning_rate"]) == pytest.approx(expected, abs=1e-6)
+        moved = [
+            float(abs(x - y).max())
+            for x, y in zip(*map(jax.tree.leaves, (after.params, start.params)), strict=True)
+        ]
+        assert (max(moved) > 1e-7) == (part > 0)
+
+
+@ACTOR_CRITICS
+def test_explained_variance_is_what_the_values_explain_of_their_targets(name):
+    _, config, start, update = updating(name, scale_rewards=False)
+    rollout = acted(name, 7)
+    network = networks.make(config, SPEC)
+    value = jax.vmap(lambda obs: network.apply(start.params, obs)[1])(rollout.obs)
+    options = config.algo
+    advantage = jax.vmap(lambda v, r: returns.gae(v, r, options.gamma, options.gae_lambda))(
+        value, jax.tree.map(jnp.asarray, rollout)
+    )
+    error = np.asarray(advantage)[rollout.valid]
+    target = error + np.asarray(value[:, :-1])[rollout.valid]
+    _, metrics = update(start, rollout)
+    expected = 1 - error.var() / target.var()
+    assert float(metrics["explained_variance"]) == pytest.approx(expected, abs=1e-4)
