@@ -284,6 +284,20 @@ def test_the_page_needs_nothing_but_itself(tmp_path):
     assert not re.search(r"https?:|//[a-z]|@import|<script|url\(|<link(?! rel=\"icon\")", page)
 
 
+def test_every_text_of_a_run_is_escaped(tmp_path):
+    run = make_run(tmp_path / "<script>a", env="<script>b:C")
+    start = {
+        "command": "<script>c",
+        "versions": {"<script>d": "<script>e"},
+        "devices": ["<script>"],
+    }
+    (run / "run.json").write_text(json.dumps({"starts": [start]}))
+    shown = report.read_runs([run])
+    page = report.page(shown, ([], [], []), [report.Episode("<script>f", b"", "<script>g")])
+    assert "<script" not in page
+    assert all(f"&lt;script&gt;{letter}" in page for letter in "abcdefg")
+
+
 def test_the_images_beside_the_page_are_the_ones_within(tmp_path):
     page, folder = write(tmp_path, make_run(tmp_path / "a", env="Acrobot-v1"))
     files = sorted(folder.glob("page-*.png"))
