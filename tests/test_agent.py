@@ -67,10 +67,11 @@ def test_an_agent_is_evaluated_with_the_precision_of_its_run(monkeypatch):
     from jaxrl_scale.loop import evaluator
 
     seen = []
-    monkeypatch.setattr(
-        evaluator.Evaluator,
-        "__call__",
-        lambda *_: seen.append(jax.config.jax_default_matmul_precision),
-    )
+
+    def play(*_):
+        seen.append(jax.config.jax_default_matmul_precision)
+        return np.zeros((1, 1))
+
+    monkeypatch.setattr(evaluator.Evaluator, "__call__", play)
     untrained(matmul_precision="high").evaluate(episodes=1)
     assert seen == ["high"]

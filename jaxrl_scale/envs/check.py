@@ -201,7 +201,7 @@ def _is_shape(value: Any) -> bool:
 
 
 def _is_observable(dtype: Any) -> bool:
-    """Whether it is a bool, integer or float dtype that JAX has; 64 bits need JAX_ENABLE_X64."""
+    """Whether it is a bool, integer or float dtype that JAX has: in a run, of at most 32 bits."""
     try:
         known = np.dtype(dtype)
     except TypeError:

@@ -98,7 +98,9 @@ class Agent:
         placement = backend.place(self.config.replace(devices=None), jax.local_devices())
         evaluator = Evaluator(self.env, self.algo, placement, episodes, greedy)
         with self._as_in_training():
-            return evaluator(self.actor, agent_seeds(self.config))
+            returns = evaluator(self.actor, agent_seeds(self.config))
+        assert returns is not None  # there is one process
+        return returns
 
     def evaluate_in_gymnasium(
         self, episodes: int = 128, greedy: bool = True, agents: Sequence[int] | None = None

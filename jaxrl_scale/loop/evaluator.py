@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import numpy as np
 
 from jaxrl_scale.loop import rollout
@@ -44,25 +43,12 @@ class Evaluator:
             )
             return returns
 
-        self._play = lambda actor, seeds: placement.map_members(play_agent, actor, seeds)
-        self._play_all = lambda *args: placement.publish(self._play(*args))
-        self._placement = placement
-        self._compiled: Any = None
+        self._play = placement.over_agents(play_agent)
 
-    def __call__(self, actor: PyTree, seeds: np.ndarray) -> np.ndarray:
-        """Undiscounted returns ``[P, episodes]``. The same seeds start the same episodes at every
-        call.
+    def __call__(self, actor: PyTree, seeds: np.ndarray) -> np.ndarray | None:
+        """Undiscounted returns ``[P, episodes]``, from the agents that this process holds: ``actor
+        [P_own, …]`` and ``seeds [P_own]``. The same seeds start the same episodes at every call.
 
-        Where whole agents are placed on devices, every process has to call it with the agents that
-        it holds, ``actor [P_own, …]`` and ``seeds [P_own]``. Else one process is enough.
+        Which processes have to call it, and which get None, `Placement.over_agents` says.
         """
-        placement = self._placement
-        args = (actor, seeds)
-        if placement.by_members:
-            args = placement.split_shared(args)
-            if self._compiled is None:
-                self._compiled = placement.compile(self._play_all, *args)
-            return placement.read(self._compiled(*args))
-        if self._compiled is None:
-            self._compiled = jax.jit(self._play)
-        return np.asarray(self._compiled(*args))
+        return self._play(actor, seeds)

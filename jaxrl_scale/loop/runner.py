@@ -1,4 +1,4 @@
-"""Collect and update as one compiled step, for every member, shard and device."""
+"""Collect and update as one compiled step, for every agent, shard and device."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from jaxrl_scale.loop.evaluator import Evaluator
 from jaxrl_scale.loop.keys import COLLECT, INIT, UPDATE, agent_key
 from jaxrl_scale.loop.prepare import check_memory, num_bytes
 from jaxrl_scale.parallel.machine import peak_memory_mb
-from jaxrl_scale.parallel.placement import Placement, first_on_host
+from jaxrl_scale.parallel.placement import Placement
 from jaxrl_scale.types import Algorithm, Array, Environment, Metrics, Part, PyTree
 
 
 class Shared(NamedTuple):
-    """Of one member, the same on all devices."""
+    """Of one agent, the same on all devices."""
 
     seed: Array  # [] uint32
     iteration: Array  # [] int32, iterations done
@@ -33,7 +33,7 @@ class Shared(NamedTuple):
 
 
 class Local(NamedTuple):
-    """Of one shard of one member."""
+    """Of one shard of one agent."""
 
     envs: rollout.Environments  # [B, ...]
     carry: PyTree  # [B, ...]
@@ -41,8 +41,12 @@ class Local(NamedTuple):
 
 
 class State(NamedTuple):
-    """Everything that the run depends on: placed ``[D, P', …]`` while it runs, canonical
-    ``shared [P, …]``, ``local [P, S, …]`` on the host and in a checkpoint."""
+    """All that the next iterations depend on.
+
+    While the run trains, it is placed on devices: each has the ``P'`` agents and ``S'`` shards that
+    `Placement` gave it. On the host and in a checkpoint it is canonical, the same whatever the
+    devices are: ``shared [P, ...]`` and ``local [P, S, ...]``.
+    """
 
     shared: Shared
     local: Local
@@ -92,7 +96,7 @@ class Runner:
         self.pool = placement.pool()
         self.algo: Algorithm = algos.get(config.algo.name).make(config, env.spec, self.pool)
 
-    # --- one device's part of one member ----------------------------------------------------
+    # --- one device's part of one agent -----------------------------------------------------
 
     def _init_member(self, seed: Array, numbers: PyTree) -> State:
         key_shared, key_envs, key_local = jax.random.split(agent_key(seed, INIT), 3)
@@ -147,7 +151,7 @@ class Runner:
         with ThreadPoolExecutor(1) as pool:
             compiled_init = pool.submit(compile, self._init, *agents, once=True)
             self._compiled_step = compile(
-                self._step, self._placed_shapes, self._flags(False), donate=(0,)
+                self._step, self._placed_shapes, self.placement.split_flag(False), donate=(0,)
             )
             self._compiled_init = compiled_init.result()
 
@@ -189,9 +193,6 @@ class Runner:
             jax.tree.map(lambda x: x[held.start : held.stop], agents)
         )
 
-    def _flags(self, flag: bool) -> np.ndarray:
-        return np.full(len(self.placement.at_hand), flag)
-
     def init(self, numbers: PyTree = None, seeds: np.ndarray | None = None) -> State:
         """The state before the first iteration, placed.
 
@@ -208,8 +209,8 @@ class Runner:
           The next state; the metrics by name, ``[P]`` each, on the host; and whether any
           process gave ``stop``, which is how all of them come to stop at one iteration.
         """
-        state, packed, stops = self._compiled_step(state, self._flags(stop))
-        return state, unpack(self.placement.read(packed)), bool(first_on_host(stops))
+        state, packed, stops = self._compiled_step(state, self.placement.split_flag(stop))
+        return state, unpack(self.placement.read(packed)), self.placement.join_flag(stops)
 
     @cached_property
     def _placed_shapes(self) -> State:
@@ -219,16 +220,7 @@ class Runner:
 
     def abstract_state(self) -> State:
         """Shapes and dtypes of the canonical state, ``shared [P, …]``, ``local [P, S, …]``."""
-        P, S = self.config.num_seeds, self.config.num_shards
-        placed = self._placed_shapes
-
-        def like(x: jax.ShapeDtypeStruct, *shape: int) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct(shape, x.dtype)
-
-        return State(
-            jax.tree.map(lambda x: like(x, P, *x.shape[2:]), placed.shared),
-            jax.tree.map(lambda x: like(x, P, S, *x.shape[3:]), placed.local),
-        )
+        return State(*self.placement.whole_shapes(*self._placed_shapes))
 
     def parts(self) -> PyTree:
         """Which part of each array of the canonical state this process holds: the same tree, with
@@ -274,8 +266,6 @@ class Runner:
     def evaluate(self, state: State) -> np.ndarray | None:
         """Undiscounted returns ``[P, episodes]`` of whole episodes with greedy actions. Agents that
         are not split over processes are evaluated by process 0 alone, and the others get None."""
-        if jax.process_index() and not self.placement.by_members:
-            return None
         return self._evaluator(self.fetch_actor(state), self.own_seeds)
 
     @cached_property

@@ -125,6 +125,32 @@ class Placement:
         compiled = mapped.lower(*whole).compile(compiler_options=options)
         return lambda *args: compiled(*jax.tree.map(self._to_global, args))
 
+    def over_agents(self, f: Callable[..., Array]) -> Callable[..., np.ndarray | None]:
+        """``f``, which sees one agent, for all agents of the run: it takes trees of the agents that
+        this process holds, ``[P_own, ...]`` on the host, and returns ``[P, ...]`` on the host. It
+        is compiled at its first call.
+
+        Where whole agents are placed on devices, every process has to call it. Else process 0
+        computes it by itself, and the others get None.
+        """
+        compiled: Any = None
+
+        def on_one_device(*trees: PyTree) -> PyTree:
+            return self.publish(self.map_members(f, *trees))
+
+        def call(*trees: PyTree) -> np.ndarray | None:
+            nonlocal compiled
+            if self.by_members:
+                trees = self.split_shared(trees)
+                compiled = compiled or self.compile(on_one_device, *trees)
+                return self.read(compiled(*trees))
+            if self.at_hand[0].process_index:
+                return None
+            compiled = compiled or jax.jit(on_one_device)
+            return np.asarray(compiled(*trees))
+
+        return call
+
     def shapes(self, f: Callable[..., Any], *args: PyTree) -> PyTree:
         """Shapes and dtypes of what `compile` would return for ``args``, of this process."""
         # As vmap, because pmap's abstract evaluation sees local devices only.
@@ -155,6 +181,24 @@ class Placement:
             jax.block_until_ready(self.compile(self.any, flags)(flags))
 
     # --- to and from the host ---------------------------------------------------------------
+
+    def split_flag(self, flag: bool) -> np.ndarray:
+        """``[D]`` of one flag of this process."""
+        return np.full(len(self.at_hand), flag)
+
+    def join_flag(self, flags: Array) -> bool:
+        """What `any` gave, on the host."""
+        return bool(first_on_host(flags))
+
+    def whole_shapes(self, shared: PyTree, local: PyTree) -> tuple[PyTree, PyTree]:
+        """Shapes and dtypes of the canonical trees, ``[P, ...]`` and ``[P, S, ...]``, from those of
+        the placed ones, ``[D, P', ...]`` and ``[D, P', S', ...]``."""
+
+        def shape(*leading: int) -> Callable[[jax.ShapeDtypeStruct], jax.ShapeDtypeStruct]:
+            return lambda x: jax.ShapeDtypeStruct((*leading, *x.shape[len(leading) + 1 :]), x.dtype)
+
+        P, S = self.num_members, self.num_shards
+        return jax.tree.map(shape(P), shared), jax.tree.map(shape(P, S), local)
 
     def split_shared(self, tree: PyTree) -> PyTree:
         """``[P_own, ...] -> [D, P', ...]``"""
