@@ -1,11 +1,11 @@
-"""Ape-X: the ladder, first priorities, importance weights; a gradient step; probes; exactness."""
+"""Ape-X: the ladder, first priorities, importance weights; a gradient step against a slow twin."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from running import differing, first_shared
-from test_dqn import PROBING, SPEC, B, S, T, check_probes, probed, rollout_of
+from test_dqn import SPEC, B, S, T, rollout_of
 
 from jaxrl_scale.algos import apex
 from jaxrl_scale.config import Config, check
@@ -185,11 +185,3 @@ def test_a_gradient_step_is_that_of_a_slow_twin():
     got = np.asarray(there.store.priorities[0])[:, : T * B].reshape(S, T, B)
     np.testing.assert_allclose(got[:, :-1], expected, rtol=1e-3, atol=1e-5)
     assert (got[:, -1] == 0).all()
-
-
-# --- the whole loop ---------------------------------------------------------------------------
-
-
-def test_apex_learns_the_values_of_the_probes():
-    own = PROBING | {"epsilon": 0.5, "ladder": 1.0}
-    check_probes(probed(small(own, iterations=30, hidden_sizes=(32,), devices=2)))

@@ -1,4 +1,4 @@
-"""DQN: a gradient step against a slow twin, and the probes. Its equations: test_q_learning.py."""
+"""DQN: a gradient step against a slow twin. Its equations: test_q_learning.py."""
 
 import functools
 
@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from running import differing, first_shared, run
+from running import differing, first_shared
 
 from jaxrl_scale.algos import dqn
 from jaxrl_scale.config import Config, check
 from jaxrl_scale.learning import networks, replay
 from jaxrl_scale.parallel.sums import local_pool
-from jaxrl_scale.types import Discrete, EnvSpec, Rollout, TimeStep
+from jaxrl_scale.types import Discrete, EnvSpec, Rollout
 
 SPEC = EnvSpec("twin", (3,), Discrete(2))
 
@@ -157,84 +157,3 @@ def test_nothing_is_learnt_before_learning_starts():
     before, after, metrics = updated(rollout, own={"n_step": T, "updates_per_iteration": 1})
     assert metrics["updates"] == 0
     assert differing(before.params, after.params) == []
-
-
-# --- the whole loop ---------------------------------------------------------------------------
-
-
-GAMMA = 0.8
-PROBES = ("value", "observation", "discount", "truncation", "action", "both")
-
-
-class Probes:
-    """The probe environments of `probes`, side by side: an episode is one of them, the
-    observation says which. All rewards are ±1, or 0 in the first step of "discount"."""
-
-    spec = EnvSpec("Probes", (len(PROBES) + 1,), Discrete(2))
-
-    def reset(self, key):
-        key_probe, key_sign = jax.random.split(key)
-        probe = jax.random.randint(key_probe, (), 0, len(PROBES))
-        sign = jnp.where(jax.random.bernoulli(key_sign), 1.0, -1.0)
-        has_sign = (probe == PROBES.index("observation")) | (probe == PROBES.index("both"))
-        shown = jnp.where(has_sign, sign, 0.0)
-        return (probe, shown), self.observe(probe, shown)
-
-    def step(self, key, state, action):
-        probe, shown = state
-        at = {name: probe == k for k, name in enumerate(PROBES)}
-        pushed = jnp.where(action == 1, 1.0, -1.0)
-        reward = jnp.ones(())
-        reward = jnp.where(at["observation"], shown, reward)
-        reward = jnp.where(at["discount"], shown, reward)  # 0, then 1
-        reward = jnp.where(at["action"], pushed, reward)
-        reward = jnp.where(at["both"], pushed * shown, reward)
-        first_of_two = at["discount"] & (shown == 0)
-        shown = jnp.where(at["discount"], 1.0, shown)
-        return (probe, shown), TimeStep(
-            obs=self.observe(probe, shown),
-            reward=reward,
-            terminated=~at["truncation"] & ~first_of_two,
-            truncated=at["truncation"],
-        )
-
-    @staticmethod
-    def observe(probe, shown):
-        return jnp.append(jax.nn.one_hot(probe, len(PROBES)), shown)
-
-
-def probed(config):
-    """The values that a run learns of the probes, as a function of probe and what is shown."""
-    state, _ = run(config, Probes())
-    params = jax.tree.map(lambda x: x[0], state.shared.algo.params)
-    network = networks.make_q(config, Probes.spec, dueling=config.algo.dueling)
-    return lambda name, shown=0.0: np.asarray(
-        network.apply(params, Probes.observe(PROBES.index(name), jnp.float32(shown)))
-    )
-
-
-def check_probes(q):
-    np.testing.assert_allclose(q("value"), [1, 1], atol=0.1)
-    np.testing.assert_allclose(q("observation", 1.0), [1, 1], atol=0.1)
-    np.testing.assert_allclose(q("observation", -1.0), [-1, -1], atol=0.1)
-    np.testing.assert_allclose(q("discount", 1.0), [1, 1], atol=0.1)
-    np.testing.assert_allclose(q("discount", 0.0), [GAMMA, GAMMA], atol=0.1)
-    np.testing.assert_allclose(q("truncation"), [1 / (1 - GAMMA)] * 2, rtol=0.1)
-    np.testing.assert_allclose(q("action"), [-1, 1], atol=0.1)
-    np.testing.assert_allclose(q("both", 1.0), [-1, 1], atol=0.1)
-    np.testing.assert_allclose(q("both", -1.0), [1, -1], atol=0.1)
-
-
-PROBING = {
-    "learning_rate": 1e-2,
-    "gamma": GAMMA,
-    "batch_size": 128,
-    "updates_per_iteration": 40,
-    "replay_size": 1024,
-    "tau": 0.05,
-}
-
-
-def test_dqn_learns_the_values_of_the_probes():
-    own = PROBING | {"epsilon_start": 0.5, "epsilon_end": 0.5}
-    check_probes(probed(small(own, iterations=30, hidden_sizes=(32,), devices=2)))
