@@ -21,6 +21,13 @@ if TYPE_CHECKING:
 # imported, so it is set here, before any module of the package imports JAX.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+# On CPUs, XLA's library YNNPACK must not compute plain sums: in jaxlib 0.10.2 it leaves terms out
+# (https://github.com/jax-ml/jax/issues/39103), and it adds in an order that depends on the number
+# of threads. XLA reads this variable when the first device is used; a choice of the user's stands.
+_YNN_FLAG = "--xla_cpu_experimental_ynn_fusion_type"
+if _YNN_FLAG not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_YNN_FLAG}=-reduce".strip()
+
 
 class _Package(ModuleType):
     """A package whose ``train`` is the function, not the module that has it. Python sets a

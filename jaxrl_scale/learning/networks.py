@@ -22,6 +22,7 @@ from flax.linen.initializers import orthogonal, zeros_init
 from jaxrl_scale.errors import RunError, nearest
 from jaxrl_scale.learning import normalize
 from jaxrl_scale.options import Sizes
+from jaxrl_scale.parallel import products
 from jaxrl_scale.types import Array, Box, Discrete, EnvSpec, Key, PyTree
 from jaxrl_scale.user_code import describe, errors_in_one_line, load_by_name, show_arrays
 
@@ -94,7 +95,7 @@ def make(config: Sizes, spec: EnvSpec) -> Network:
     policy = distribution(spec.action)
     module = _policy_and_value(config, spec, policy)
     _check(config, spec, module, policy.size)
-    return Network(*_functions(module, spec), policy)
+    return Network(*_functions(config, module, spec), policy)
 
 
 def make_policy(config: Sizes, spec: EnvSpec, recurrent: bool) -> RecurrentNetwork:
@@ -131,10 +132,10 @@ def make_q(
         module: nn.Module = ActionValues(
             num_actions, config.hidden_sizes, _torso(config, spec, layer_norm), dueling
         )
-        return QNetwork(*_functions(module, spec))
+        return QNetwork(*_functions(config, module, spec))
     module = _policy_and_value(config, spec, distribution(spec.action))
     _check(config, spec, module, num_actions)
-    init, apply_both = _functions(module, spec)
+    init, apply_both = _functions(config, module, spec)
 
     def apply(params: PyTree, obs: Array) -> Array:
         advantage, value = apply_both(params, obs)
@@ -169,15 +170,22 @@ def make_recurrent(config: Sizes, spec: EnvSpec) -> RecurrentNetwork:
     def apply(params: PyTree, carry: PyTree, obs: Array, is_first: Array) -> Any:
         return module.apply({"params": params}, carry, obs, is_first)
 
-    return RecurrentNetwork(init, init_carry, apply, policy)
+    return RecurrentNetwork(init, init_carry, _exact(config, apply), policy)
 
 
-def _functions(module: nn.Module, spec: EnvSpec) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def _functions(
+    config: Sizes, module: nn.Module, spec: EnvSpec
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """``init(key) -> params`` and ``apply(params, obs)``."""
     obs = jnp.zeros((1, *spec.observation_shape), spec.observation_dtype)
     return (
         lambda key: module.init(key, obs)["params"],
-        lambda params, obs: module.apply({"params": params}, obs),
+        _exact(config, lambda params, obs: module.apply({"params": params}, obs)),
     )
+
+
+def _exact(config: Sizes, apply: Callable[..., Any]) -> Callable[..., Any]:
+    return apply if config.reduction == "fast" else products.exact(apply)
 
 
 def _check(config: Sizes, spec: EnvSpec, module: nn.Module, size: int) -> None:
@@ -187,7 +195,7 @@ def _check(config: Sizes, spec: EnvSpec, module: nn.Module, size: int) -> None:
     obs = jax.ShapeDtypeStruct((2, *spec.observation_shape), spec.observation_dtype)
     should = (jax.ShapeDtypeStruct((2, size), jnp.float32), jax.ShapeDtypeStruct((2,), jnp.float32))
     what = f"network {config.network!r}, called with observations {show_arrays(obs)}"
-    init, apply = _functions(module, spec)
+    init, apply = _functions(config, module, spec)
     with errors_in_one_line(what):
         out = jax.eval_shape(lambda obs: apply(init(jax.random.key(0)), obs), obs)
     if show_arrays(out) != show_arrays(should):

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxrl_scale.parallel import products
 from jaxrl_scale.parallel.machine import unheard
 from jaxrl_scale.parallel.sums import AXIS, device_pool, exchange_rounds, local_pool, map_exact
 from jaxrl_scale.types import Array, Pool, PyTree, Span
@@ -102,6 +103,11 @@ class Placement:
 
     # --- compiling --------------------------------------------------------------------------
 
+    @property
+    def compiler_options(self) -> dict[str, str]:
+        on_cpus = self.devices[0].platform == "cpu"
+        return products.compiler_options() if self.exact and on_cpus else {}
+
     def compile(
         self,
         f: Callable[..., Any],
@@ -116,7 +122,9 @@ class Placement:
         must have ended before the next begins: XLA's in-process collectives deadlock when
         calls queue up (seen with jax 0.10.2).
         """
-        options = {"xla_backend_optimization_level": "0"} if once else None
+        options = self.compiler_options
+        if once:
+            options = options | {"xla_backend_optimization_level": "0"}
         mapped = jax.pmap(f, axis_name=AXIS, devices=self.devices, donate_argnums=donate)
         if self.num_processes == 1:
             return mapped.lower(*args).compile(compiler_options=options)
@@ -146,7 +154,7 @@ class Placement:
                 return self.read(compiled(*trees))
             if self.at_hand[0].process_index:
                 return None
-            compiled = compiled or jax.jit(on_one_device)
+            compiled = compiled or jax.jit(on_one_device, compiler_options=self.compiler_options)
             return np.asarray(compiled(*trees))
 
         return call

@@ -1,0 +1,133 @@
+"""The bits of a run do not depend on how many cores XLA sees, large products included.
+
+`threads.py` says what is trained. Each number of threads needs a process of its own: XLA's pool is
+made once.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_scale.parallel import products
+
+NAMES = ("batch", "mlp", "cnn", "gru")
+
+
+def start(threads, what, *arguments, cores=None):
+    """`threads.py` in a process whose XLA has so many threads; on ``cores`` only, if given."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_"))}
+    return subprocess.Popen(
+        [sys.executable, Path(__file__).with_name("threads.py"), what, *map(str, arguments)],
+        env=kept | ({"NPROC": str(threads)} if threads else {}),
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=(lambda: os.sched_setaffinity(0, cores)) if cores else None,
+    )
+
+
+def printed(process):
+    out, _ = process.communicate(timeout=500)
+    assert process.returncode == 0
+    return json.loads(out)
+
+
+def test_a_gradient_has_the_same_bits_for_1_2_4_and_16_threads_and_on_one_core():
+    one = printed(start(1, "gradient", 1, *NAMES))
+    for threads, devices in ((2, 4), (4, 1), (16, 8)):
+        assert printed(start(threads, "gradient", devices, *NAMES)) == one, f"{threads} threads"
+    assert printed(start(None, "gradient", 1, *NAMES, cores={0})) == one
+
+
+def test_without_the_rewriting_of_products_the_bits_depend_on_the_threads():
+    """Tells when a new XLA makes `products.exact` superfluous."""
+    one, many = (printed(start(threads, "unsafe", 1, *NAMES)) for threads in (1, 16))
+    assert [name for name in NAMES if one[name] != many[name]] == list(NAMES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("threads", "devices"), [(1, 1), (2, 4), (4, 2), (16, 1)])
+@pytest.mark.parametrize("name", [*NAMES, "dqn"])
+def test_a_run_has_the_same_bits_for_any_number_of_threads_and_devices(
+    name, threads, devices, reference
+):
+    """State, metrics and evaluation."""
+    assert printed(start(threads, "run", devices, name))[name] == reference[name]
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return printed(start(8, "run", 1, *NAMES, "dqn"))
+
+
+@pytest.mark.slow
+def test_a_run_has_the_same_bits_on_a_loaded_machine(reference):
+    several = [start(None, "run", 2, "batch", "cnn") for _ in range(3)]
+    for process in several:
+        done = printed(process)
+        assert done == {name: reference[name] for name in done}
+
+
+class Convolutions(nn.Module):
+    """All that `products` knows of convolutions: strides, dilation, both kinds of padding."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.relu(nn.Conv(8, (4, 3), strides=(2, 1), padding="VALID")(x))
+        x = nn.relu(nn.Conv(4, (3, 3), kernel_dilation=(1, 2))(x))
+        x = nn.Conv(4, (3,), padding="CIRCULAR")(x.reshape(*x.shape[:-3], -1, 4))
+        return nn.Dense(3)(x.reshape(x.shape[0], -1))
+
+
+class Recurrent(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(nn.RNN(nn.GRUCell(8))(x.reshape(x.shape[0], 9, -1)))
+
+
+@pytest.mark.parametrize("network", [Convolutions(), Recurrent()], ids=["cnn", "gru"])
+def test_rewritten_networks_have_the_values_and_gradients_of_the_originals(network):
+    x = jax.random.normal(jax.random.key(0), (5, 9, 8, 3))
+    params = network.init(jax.random.key(1), x)
+
+    def loss(apply):
+        return lambda params, x: jnp.sum(jnp.sin(apply(params, x)))
+
+    ours, theirs = (
+        jax.jit(jax.value_and_grad(loss(apply), argnums=(0, 1)))(params, x)
+        for apply in (products.exact(network.apply), network.apply)
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), ours, theirs)
+
+
+@pytest.mark.parametrize("rows", [7, 1025, 16_385, 32_769, 40_001])
+def test_compiled_sums_are_those_of_numpy(rows):
+    """jaxlib 0.10.2 leaves terms out without the flag: https://github.com/jax-ml/jax/issues/39103."""
+    i = np.arange(rows, dtype=np.float32)
+    x = np.stack([i, 0 * i, 0 * i], axis=1)
+    matrix = np.eye(3, dtype=np.float32)
+
+    def f(x):
+        return jax.vmap(lambda row: jnp.sum((matrix @ row) ** 2))(x)
+
+    expected = np.square(x @ matrix).sum(1)
+    np.testing.assert_array_equal(jax.jit(f)(x), expected)
+    options = products.compiler_options()
+    np.testing.assert_array_equal(jax.jit(f, compiler_options=options)(x), expected)
+
+
+def test_the_users_own_choice_for_ynnpack_stands(monkeypatch):
+    assert products.compiler_options() != {}
+    flag = "--xla_cpu_experimental_ynn_fusion_type"
+    monkeypatch.setenv("XLA_FLAGS", f"--xla_cpu_ftz=true {flag}=+reduce")
+    assert products.compiler_options() == {}
+    script = "import jaxrl_scale, os; print(os.environ['XLA_FLAGS'])"
+    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert shown.stdout.strip() == f"--xla_cpu_ftz=true {flag}=+reduce"
