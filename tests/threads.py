@@ -18,10 +18,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_scale import config as cfg
 from jaxrl_scale import envs
 from jaxrl_scale.algos import dqn, ppo
-from jaxrl_scale.config import Config
+from jaxrl_scale.config import Config, check
 from jaxrl_scale.learning import networks
 from jaxrl_scale.parallel import products
 
@@ -31,7 +30,7 @@ def large(algo: Any = None, **changes: Any) -> Config:
     algo = algo or ppo.Config(minibatch_size=1024, epochs=1)
     whole = {"num_envs": 32, "num_shards": 4, "rollout_length": 32, "iterations": 2}
     config = Config(algo=algo, **(whole | {"eval_episodes": 4} | changes))
-    cfg.check(config)
+    check(config)
     return config
 
 
