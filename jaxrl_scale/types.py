@@ -2,13 +2,15 @@
 
 Axes, always in this order when several meet:
 
-=====  ==============================================================================
-``D``  local devices; only `jaxrl_scale.parallel.backend` ever sees it
-``P``  population: seeds trained side by side in one compiled program
+====== ==============================================================================
+``D``  devices of one process; only `jaxrl_scale.parallel.placement` ever sees it
+``P``  population: agents that are trained side by side in one compiled program
+``P'`` agents of one device: ``P``, or fewer where whole agents are placed on devices
 ``S``  shards: fixed slices of the environments, the unit of placement and randomness
+``S'`` shards of one device: ``S``, or fewer where an agent is spread over devices
 ``T``  time within one rollout
 ``B``  environments of one shard
-=====  ==============================================================================
+====== ==============================================================================
 
 An algorithm's equations see ``[T, B]``; its ``update`` sees ``[S, T, B]``, where ``S``
 counts the shards that live on the calling device.
@@ -155,7 +157,7 @@ class Pool(NamedTuple):
 
     Every ``f`` below takes the arrays of ONE shard. ``S`` counts the shards at hand; the
     sums run over all shards of all devices in one fixed order, so that they are the same
-    to the last bit wherever the shards are (see `jaxrl_scale.parallel.backend`).
+    to the last bit wherever the shards are (see `jaxrl_scale.parallel.sums`).
     """
 
     num_shards: int

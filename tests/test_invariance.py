@@ -170,8 +170,8 @@ def test_placement_goes_there_and_back():
     shared = {"x": np.arange(6.0).reshape(6, 1)}
     local = {"y": np.arange(6 * 8 * 2).reshape(6, 8, 2)}
     both = (None,) * 2
-    for by_members in (True, False):
-        placement = Placement(both, both, 0, 6, 8, by_members, True)  # type: ignore[arg-type]
+    for by_agents in (True, False):
+        placement = Placement(both, both, 0, 6, 8, by_agents, True)  # type: ignore[arg-type]
         for split, join, tree in (
             (placement.split_shared, placement.join_shared, shared),
             (placement.split_local, placement.join_local, local),

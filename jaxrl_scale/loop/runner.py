@@ -98,7 +98,7 @@ class Runner:
 
     # --- one device's part of one agent -----------------------------------------------------
 
-    def _init_member(self, seed: Array, numbers: PyTree) -> State:
+    def _init_agent(self, seed: Array, numbers: PyTree) -> State:
         key_shared, key_envs, key_local = jax.random.split(agent_key(seed, INIT), 3)
 
         def init_shard(index: Array) -> Local:
@@ -112,7 +112,7 @@ class Runner:
         shared = Shared(seed, jnp.zeros((), jnp.int32), self.algo.init_shared(key_shared, numbers))
         return State(shared, self.pool.map(init_shard, self.pool.shard_index()))
 
-    def _step_member(self, state: State) -> tuple[State, Metrics]:
+    def _step_agent(self, state: State) -> tuple[State, Metrics]:
         shared, local = state
         key_collect = agent_key(shared.seed, COLLECT, shared.iteration)
         key_update = agent_key(shared.seed, UPDATE, shared.iteration)
@@ -156,10 +156,10 @@ class Runner:
             self._compiled_init = compiled_init.result()
 
     def _init(self, seeds: Array, numbers: PyTree) -> State:
-        return self.placement.map_members(self._init_member, seeds, numbers)
+        return self.placement.map_agents(self._init_agent, seeds, numbers)
 
     def _step(self, state: State, stop: Array) -> tuple[State, Packed, Array]:
-        state, metrics = self.placement.map_members(self._step_member, state)
+        state, metrics = self.placement.map_agents(self._step_agent, state)
         return state, self.placement.publish(pack(metrics)), self.placement.any(stop)
 
     @property
@@ -169,9 +169,9 @@ class Runner:
 
     @property
     def own_seeds(self) -> np.ndarray:
-        """Those of the members that this process holds, ``[P_own]``."""
-        members, _ = self.placement.held
-        return self.seeds[members.start : members.stop]
+        """Those of the agents that this process holds, ``[P_own]``."""
+        agents, _ = self.placement.held
+        return self.seeds[agents.start : agents.stop]
 
     @property
     def numbers(self) -> PyTree:
@@ -225,11 +225,11 @@ class Runner:
     def parts(self) -> PyTree:
         """Which part of each array of the canonical state this process holds: the same tree, with
         a `Part` for each array."""
-        members, shards = self.placement.held
+        agents, shards = self.placement.held
         shapes = self.abstract_state()
         return State(
-            jax.tree.map(lambda _: Part((members,)), shapes.shared),
-            jax.tree.map(lambda _: Part((members, shards)), shapes.local),
+            jax.tree.map(lambda _: Part((agents,)), shapes.shared),
+            jax.tree.map(lambda _: Part((agents, shards)), shapes.local),
         )
 
     def place(self, state: State) -> State:

@@ -1,18 +1,4 @@
-"""Devices: the ONLY file that knows ``pmap``, ``jax.distributed``, the axis name, placement and
-the fixed-order sum.
-
-**The fixed order.** Floating-point addition does not associate, so a run that is to be the
-same on any number of devices must add in the same order on all of them. Each shard's term is
-computed by the same inner program (`jax.lax.map` over the shards at hand); the terms are then
-added pairwise along the global shard index: first the shards of a device, then the devices,
-which exchange their sums (recursive doubling). As ``num_shards`` is a power of two and a device
-holds an aligned block of shards, both halves are levels of one and the same binary tree.
-
-**Placement.** With a population that divides by the devices, whole members are placed on
-devices and nothing crosses a device; otherwise every device holds a block of each member's
-shards. State is kept in two canonical trees, ``shared [P, ...]`` and ``local [P, S, ...]``,
-which is also what a checkpoint holds; only this file turns them into what ``pmap`` wants.
-"""
+"""Starting JAX for a run, on all of its processes, and placing the run on their devices."""
 
 from __future__ import annotations
 
@@ -115,14 +101,14 @@ def place(config: Config, devices: list[jax.Device]) -> Placement:
             f"devices={wanted}, but this process has {fewest} "
             f"{devices[0].platform} device(s); try devices={fewest}"
         )
-    by_members = config.num_seeds % (processes * wanted) == 0
-    if not by_members and config.num_shards % processes:
+    by_agents = config.num_seeds % (processes * wanted) == 0
+    if not by_agents and config.num_shards % processes:
         raise RunError(
             f"{processes} processes divide neither num_shards={config.num_shards} nor "
             f"num_seeds={config.num_seeds}; "
             f"try {largest_divisor(config.num_shards, processes)} processes"
         )
-    count = wanted if by_members else largest_divisor(config.num_shards // processes, wanted)
+    count = wanted if by_agents else largest_divisor(config.num_shards // processes, wanted)
     exact = config.reduction == "exact" or (
         config.reduction == "auto" and devices[0].platform == "cpu"
     )
@@ -130,8 +116,8 @@ def place(config: Config, devices: list[jax.Device]) -> Placement:
         devices=tuple(device for k in sorted(of_process) for device in of_process[k][:count]),
         at_hand=tuple(here[:count]),
         idle=len(here) - count,
-        num_members=config.num_seeds,
+        num_agents=config.num_seeds,
         num_shards=config.num_shards,
-        by_members=by_members,
+        by_agents=by_agents,
         exact=exact,
     )

@@ -1,4 +1,10 @@
-"""Where the members and shards of a run are: the only file that knows ``pmap``."""
+"""Where the agents and shards of a run are: the only file that knows ``pmap``.
+
+If the number of agents divides by the number of devices, whole agents are placed on devices, and
+nothing crosses a device. Otherwise every device holds a block of each agent's shards. The state is
+kept in two canonical trees, ``shared [P, ...]`` and ``local [P, S, ...]``, which is also what a
+checkpoint holds. Only this file turns them into what ``pmap`` wants.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +25,17 @@ from jaxrl_scale.types import Array, Pool, PyTree, Span
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the members and shards of a run are. ``D`` devices of this process, ``P`` members
-    and ``S`` shards; ``P'`` and ``S'`` of one device. What a process holds, its own part of the
-    canonical state, is ``[P_own, …]`` and ``[P_own, S_own, …]``: all of it in a run of one."""
+    """Where the agents and shards of a run are: ``P`` agents of ``S`` shards on the ``D`` devices
+    of this process, of which each holds ``P'`` agents and ``S'`` shards. What a process holds, its
+    part of the canonical state, is ``[P_own, …]`` and ``[P_own, S_own, …]``. A run of one process
+    holds all of it."""
 
     devices: tuple[jax.Device, ...]  # of all processes
     at_hand: tuple[jax.Device, ...]  # of this one
     idle: int  # local devices that the run leaves unused
-    num_members: int
+    num_agents: int
     num_shards: int
-    by_members: bool  # whole members on devices, or a block of every member's shards
+    by_agents: bool  # whole agents on devices, or a block of every agent's shards
     exact: bool  # the fixed-order sum, or one big batch
 
     @property
@@ -48,17 +55,17 @@ class Placement:
             each = whole // self.num_devices
             return Span(first * each, (first + count) * each, whole)
 
-        members, shards = (Span(0, n, n) for n in (self.num_members, self.num_shards))
-        if self.by_members:
-            members = block(self.num_members)
+        agents, shards = (Span(0, n, n) for n in (self.num_agents, self.num_shards))
+        if self.by_agents:
+            agents = block(self.num_agents)
         else:
             shards = block(self.num_shards)
-        return members, shards
+        return agents, shards
 
     def describe(self) -> str:
         """For people: ``2 cpu devices with 4 shards each, exact sums``."""
-        by_seeds = self.by_members and self.num_members > 1
-        held = (self.num_members if by_seeds else self.num_shards) // self.num_devices
+        by_seeds = self.by_agents and self.num_agents > 1
+        held = (self.num_agents if by_seeds else self.num_shards) // self.num_devices
         what = "seeds" if by_seeds else "shards"
         idle = f", {self.idle} idle" if self.idle else ""
         here = len(self.at_hand)
@@ -75,19 +82,19 @@ class Placement:
         return [f"{d.platform}:{d.id} {d.device_kind}" for d in self.devices]
 
     def pool(self) -> Pool:
-        if self.by_members:
+        if self.by_agents:
             return local_pool(self.num_shards, self.exact)
         return device_pool(self.num_shards, self.num_devices, self.exact)
 
     # --- inside the program of one device ---------------------------------------------------
 
-    def map_members(self, f: Callable[..., PyTree], *trees: PyTree) -> PyTree:
-        """``f`` on each of the members ``[P', ...]`` that a device holds."""
+    def map_agents(self, f: Callable[..., PyTree], *trees: PyTree) -> PyTree:
+        """``f`` on each of the agents ``[P', ...]`` that a device holds."""
         return map_exact(f, *trees) if self.exact else jax.vmap(f)(*trees)
 
     def publish(self, tree: PyTree) -> PyTree:
-        """Results of a device's members ``[P', ...]`` for `read` of every process."""
-        if self.by_members and self.num_processes > 1:
+        """The results of a device's agents ``[P', ...]``, so that every process can `read` them."""
+        if self.by_agents and self.num_processes > 1:
             return jax.tree.map(lambda x: jax.lax.all_gather(x, AXIS, tiled=True), tree)
         return tree
 
@@ -95,7 +102,7 @@ class Placement:
         """Is a flag, a bool, true in any of the processes?"""
         if self.num_processes == 1:
             return flag
-        if self.by_members:
+        if self.by_agents:
             return self.publish(flag[None]).any()
         for partners in exchange_rounds(self.num_devices):
             flag = flag | jax.lax.ppermute(flag, AXIS, partners)
@@ -144,11 +151,11 @@ class Placement:
         compiled: Any = None
 
         def on_one_device(*trees: PyTree) -> PyTree:
-            return self.publish(self.map_members(f, *trees))
+            return self.publish(self.map_agents(f, *trees))
 
         def call(*trees: PyTree) -> np.ndarray | None:
             nonlocal compiled
-            if self.by_members:
+            if self.by_agents:
                 trees = self.split_shared(trees)
                 compiled = compiled or self.compile(on_one_device, *trees)
                 return self.read(compiled(*trees))
@@ -183,7 +190,7 @@ class Placement:
         return jax.make_array_from_process_local_data(sharding, x, self._global(x.shape))
 
     def connect(self) -> None:
-        """A first collective: the processes connect, and gloo has its say of it unheard."""
+        """Run one collective, by which the processes connect, without gloo's message about it."""
         with unheard(1):
             flags = np.zeros(len(self.at_hand), bool)
             jax.block_until_ready(self.compile(self.any, flags)(flags))
@@ -205,7 +212,7 @@ class Placement:
         def shape(*leading: int) -> Callable[[jax.ShapeDtypeStruct], jax.ShapeDtypeStruct]:
             return lambda x: jax.ShapeDtypeStruct((*leading, *x.shape[len(leading) + 1 :]), x.dtype)
 
-        P, S = self.num_members, self.num_shards
+        P, S = self.num_agents, self.num_shards
         return jax.tree.map(shape(P), shared), jax.tree.map(shape(P, S), local)
 
     def split_shared(self, tree: PyTree) -> PyTree:
@@ -213,7 +220,7 @@ class Placement:
         here = len(self.at_hand)
 
         def split(x: np.ndarray) -> np.ndarray:
-            if self.by_members:
+            if self.by_agents:
                 return x.reshape(here, -1, *x.shape[1:])
             return np.broadcast_to(x, (here, *x.shape))
 
@@ -224,7 +231,7 @@ class Placement:
         here = len(self.at_hand)
 
         def split(x: np.ndarray) -> np.ndarray:
-            if self.by_members:
+            if self.by_agents:
                 return x.reshape(here, -1, *x.shape[1:])
             blocks = x.reshape(x.shape[0], here, -1, *x.shape[2:])
             return np.ascontiguousarray(np.moveaxis(blocks, 1, 0))
@@ -235,7 +242,7 @@ class Placement:
         """``[D, P', ...] -> [P_own, ...]``, on the host."""
 
         def join(x: Array) -> np.ndarray:
-            if self.by_members:
+            if self.by_agents:
                 return on_host(x).reshape(-1, *x.shape[2:])
             return first_on_host(x)  # equal on all devices
 
@@ -245,7 +252,7 @@ class Placement:
         """``[D, P', S', ...] -> [P_own, S_own, ...]``, on the host."""
 
         def join(x: Array) -> np.ndarray:
-            if self.by_members:
+            if self.by_agents:
                 return on_host(x).reshape(-1, *x.shape[2:])
             blocks = np.moveaxis(on_host(x), 0, 1)
             return blocks.reshape(blocks.shape[0], -1, *blocks.shape[3:])
@@ -253,8 +260,8 @@ class Placement:
         return jax.tree.map(join, tree)
 
     def read(self, tree: PyTree) -> PyTree:
-        """What `publish` gave, ``[P, ...]`` of all members, on the host of every process."""
-        if self.by_members and self.num_processes > 1:
+        """What `publish` gave, ``[P, ...]`` of all agents, on the host of every process."""
+        if self.by_agents and self.num_processes > 1:
             return jax.tree.map(first_on_host, tree)
         return self.join_shared(tree)
 

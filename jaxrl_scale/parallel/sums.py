@@ -1,4 +1,13 @@
-"""The fixed-order sum."""
+"""The fixed-order sum.
+
+Floating-point addition does not associate, so a run that is to be the same on any number of devices
+must add in the same order on all of them. Each shard's term is computed by the same inner program
+(`map_exact`). The terms are then added pairwise along the global shard index: first the shards of a
+device, then the devices, which exchange their sums (`exchange_rounds`). As ``num_shards`` is a
+power of two and a device holds an aligned block of shards, both are levels of one and the same
+binary tree. That the terms themselves do not depend on the number of threads is
+`jaxrl_scale.parallel.products`.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +22,6 @@ from jax.flatten_util import ravel_pytree
 from jaxrl_scale.types import Array, Pool, PyTree
 
 AXIS = "devices"
-
-
-# --- the fixed-order sum --------------------------------------------------------------------
 
 
 def tree_sum(x: Array) -> Array:
