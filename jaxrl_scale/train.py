@@ -113,14 +113,13 @@ def loop(
         ) as checkpoints,
     ):
         checkpoints.warm_up()
-        saved = checkpoints.restore(runner.abstract_state(), log.say) if resume else None
-        if saved:
-            log.restore(*saved[::2])
+        found = checkpoints.restore(runner.abstract_state(), log.say) if resume else None
+        iteration, saved_state, counts = found or (0, None, None)
+        log.restore(iteration, counts)
         log.start(runner.describe(), runner.facts(), bool(resume), [checkpoints.warning])
         wait_for_compiler()
         log.compiled()
-        iteration = saved[0] if saved else 0
-        state = runner.place(saved[1]) if saved else runner.init()
+        state = runner.place(saved_state) if found else runner.init()
 
         def due(every: int) -> bool:
             return every > 0 and (iteration % every == 0 or iteration == last)
@@ -155,7 +154,8 @@ def loop(
                 log.phase("evaluating")
                 log.evaluated(runner.evaluate(state))
         checkpoints.wait()
-        summary = log.finish(status, runner.peak_memory_mb(), stop.requested)
+        by = stop.requested or "a signal to another process"
+        summary = log.finish(status, runner.peak_memory_mb(), stopped_by=by)
         # No process leaves before all have ended well. Only process 0 has the whole summary.
         summary = hosts.gather("summary", run_directory.plain(summary))[0]
     return Run(directory.path, config, summary, STATUSES[summary["status"]])

@@ -69,11 +69,12 @@ class Log:
         """Show what goes on: compiling, training, evaluating."""
         self._terminal.phase(name)
 
-    def restore(self, iteration: int, saved: dict[str, Any]) -> None:
-        """Go on from what `to_json` gave at an iteration."""
+    def restore(self, iteration: int, counts: dict[str, Any] | None) -> None:
+        """Go on from what `to_json` gave at an iteration; None in a new run."""
         self.iteration = iteration
-        self._progress.load_json(saved["progress"])
-        self._clock.load_json(saved["clock"])
+        if counts:
+            self._progress.load_json(counts["progress"])
+            self._clock.load_json(counts["clock"])
 
     def start(
         self,
