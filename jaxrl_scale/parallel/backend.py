@@ -38,10 +38,26 @@ def initialize(config: Config, hosts: Hosts | None = None) -> Placement:
         # One CPU device a core; without effect where the default backend is a GPU.
         jax.config.update("jax_num_cpu_devices", config.devices or cores)
     if not hosts.several:
-        return place(config, jax.local_devices())
-    placement = place(config, jax.devices())
+        return place(config, find_devices())
+    placement = place(config, find_devices())
     placement.connect()
     return placement
+
+
+def find_devices() -> list[jax.Device]:
+    """The devices of all processes. Raises `RunError` where JAX_PLATFORMS asks for one that JAX
+    does not find here."""
+    asked = os.environ.get("JAX_PLATFORMS", "")
+    try:
+        return jax.devices()
+    except (RuntimeError, AssertionError) as error:  # JAX asserts that a GPU was found
+        if not asked:
+            raise
+        reason = f": {str(error).splitlines()[0]}" if str(error) else ""
+        raise RunError(
+            f"JAX finds no device for JAX_PLATFORMS={asked}; try JAX_PLATFORMS=cpu, or unset it"
+            + reason
+        ) from error
 
 
 def _span(hosts: Hosts) -> int:
@@ -74,16 +90,23 @@ def _span(hosts: Hosts) -> int:
 
 
 def _cache_for_all_processes() -> None:
-    """Let every process find the compiled programs that process 0, which alone writes them,
-    has left. JAX looks them up under the fingerprint of the topology too, which XLA:CPU gives
-    differently to each process; what the processor can do stands in for it."""
-    from jax._src import cache_key
+    """Let every process find the compiled programs that process 0, which alone writes them, has
+    left in the cache.
 
-    with contextlib.suppress(OSError):
+    JAX looks them up under the fingerprint of the topology too, which XLA:CPU gives differently to
+    each process. What the processor can do stands in for it. JAX has no public name for this; a
+    version without these private names compiles once in every process, which is only slower.
+    """
+    with contextlib.suppress(OSError, ImportError):
+        from jax._src import cache_key
+
+        names = ("custom_hook", "_hash_accelerator_config", "_hash_devices")
+        if not all(hasattr(cache_key, name) for name in names):
+            return
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         features = {line for line in lines if line.startswith(("flags", "Features", "model name"))}
         cache_key.custom_hook = lambda: "\n".join(sorted(features))
-        vars(cache_key)["_hash_accelerator_config"] = cache_key._hash_devices
+        vars(cache_key)["_hash_accelerator_config"] = vars(cache_key)["_hash_devices"]
 
 
 def place(config: Config, devices: list[jax.Device]) -> Placement:

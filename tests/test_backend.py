@@ -1,0 +1,31 @@
+"""Starting JAX: what the environment asks for in vain, and what a later JAX may lack."""
+
+import subprocess
+import sys
+
+import pytest
+from jax._src import cache_key
+
+
+@pytest.mark.parametrize("asked", ["cuda", "cpuu"])
+def test_a_platform_that_is_not_there_is_an_error_of_one_line(asked, world):
+    done = world.run("--iterations", 1, "--run_dir", "run", environment={"JAX_PLATFORMS": asked})
+    assert done.status == 2
+    assert done.err.startswith(f"error: JAX finds no device for JAX_PLATFORMS={asked}; try ")
+    assert done.err.count("\n") == 1
+
+
+def test_this_jax_has_the_private_names_by_which_processes_share_compiled_programs():
+    """Where it fails, nothing breaks: every process compiles for itself."""
+    for name in ("custom_hook", "_hash_accelerator_config", "_hash_devices"):
+        assert hasattr(cache_key, name)
+
+
+def test_a_jax_without_these_names_is_left_alone():
+    script = (
+        "from jax._src import cache_key; del cache_key._hash_devices; "
+        "from jaxrl_scale.parallel import backend; before = cache_key._hash_accelerator_config; "
+        "backend._cache_for_all_processes(); "
+        "assert cache_key._hash_accelerator_config is before"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
