@@ -155,6 +155,15 @@ def test_a_wrong_pooling_is_caught(mistake, monkeypatch):
     assert differing(right.shared.algo.params, wrong.shared.algo.params) != []
 
 
+def test_the_wall_behind_the_sum_is_still_needed(monkeypatch):
+    """Where it fails, a new XLA has made `walled_tree_sum` superfluous."""
+    config = CONFIGS["pendulum, every option"]
+    right, _ = run(config.replace(devices=1))
+    monkeypatch.setattr(sums, "walled_tree_sum", sums.tree_sum)
+    wrong, _ = steps(runner_of(config.replace(devices=4)), config.num_iterations)
+    assert differing(right.shared.algo.params, wrong.shared.algo.params) != []
+
+
 def test_the_tree_adds_neighbours_first():
     terms = np.asarray([1e8, 1.0, -1e8, 1.0, 3.0, 4.0, 5.0, 6.0], np.float32)
     f = np.float32
