@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -134,6 +135,7 @@ def n_step(
     Returns:
       Both ``[...]``.
     """
+    chex.assert_equal_shape([reward, terminated, truncated])
     total, discount = jnp.zeros_like(reward[0]), jnp.ones_like(reward[0])
     running = jnp.ones_like(terminated[0])
     for r, end, cut in zip(reward, terminated, truncated, strict=True):
