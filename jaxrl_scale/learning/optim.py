@@ -173,12 +173,3 @@ def scheduled(schedule: Schedule, learning_rate: Any, progress: Array | float) -
     if schedule == "cosine":
         return learning_rate * 0.5 * (1 + jnp.cos(jnp.pi * progress))
     return learning_rate
-
-
-def adam(learning_rate: Any, options: Any) -> optax.GradientTransformation:
-    """Adam behind a limit of the gradient's norm; for what does not use `make` yet."""
-    return optax.chain(
-        optax.clip_by_global_norm(options.max_grad_norm),
-        optax.scale_by_adam(eps=options.optimizer_epsilon),
-        optax.scale(-learning_rate),
-    )
