@@ -10,6 +10,8 @@ import running
 from processes import World
 
 jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_numpy_dtype_promotion", "strict")
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 
 

@@ -163,8 +163,8 @@ def test_the_step_beyond_one_and_a_half_times_the_target_kl_is_undone_and_is_the
         after, _, metrics = update(
             start, jnp.zeros((2, 4)), rollout, jax.random.key(1), jnp.int32(0)
         )
-        made = metrics["updates"] + (metrics["updates"] < 4)
-        return after.params, int(metrics["updates"]), float(metrics["approx_kl"] * made)
+        made = int(metrics["updates"]) + int(metrics["updates"] < 4)
+        return after.params, int(metrics["updates"]), float(metrics["approx_kl"]) * made
 
     start, kept, first = until(-1.0)
     assert kept == 0

@@ -89,7 +89,7 @@ class Local(NamedTuple):
 
 def ladder(epsilon: Array | float, exponent: Array | float, num_envs: int, index: Array) -> Array:
     """How much environment ``index`` of all explores; section 4 of the paper."""
-    return epsilon ** (1 + index * (exponent / max(1, num_envs - 1)))
+    return epsilon ** (1 + index.astype(jnp.float32) * (exponent / max(1, num_envs - 1)))
 
 
 def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:

@@ -65,7 +65,7 @@ def pooled_moments(
     count, total = pool.sum(pool.map(shard_sum, x, mask))
     # A product, not a division: XLA may or may not turn a division by a broadcast number into
     # one, by what surrounds it, and the bits would depend on the number of devices.
-    share = trailing(1.0 / jnp.maximum(count, 1), total)
+    share = trailing(1.0 / jnp.maximum(count, 1).astype(jnp.float32), total)
     mean = total * share
 
     def shard_squares(x: Array, mask: Array) -> Array:
@@ -89,7 +89,8 @@ def merge(old: Statistics, count: Array, mean: Array, variance: Array) -> Statis
 
 def _merge(old: Statistics, count: Array, mean: Array, variance: Array) -> Statistics:
     before = old.high.astype(jnp.float32) * _WORD + old.low.astype(jnp.float32)
-    share = count / jnp.maximum(before + count, 1.0)  # the batch's weight in the whole
+    new = count.astype(jnp.float32)
+    share = new / jnp.maximum(before + new, 1.0)  # the batch's weight in the whole
     delta = mean - old.mean
     low = old.low + count
     return Statistics(
@@ -120,7 +121,8 @@ def apply(statistics: Statistics | None, x: Array, clip: float = 10.0) -> Array:
     if statistics is None:
         return x
     scale = 1.0 / jnp.sqrt(statistics.variance + 1e-8)
-    return jnp.clip((x - statistics.mean) * scale, -clip, clip)
+    mean, scale = (jnp.broadcast_to(y, x.shape) for y in (statistics.mean, scale))
+    return jnp.clip((x - mean) * scale, -clip, clip)
 
 
 def scale_rewards(

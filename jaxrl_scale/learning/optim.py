@@ -108,7 +108,7 @@ def average_over(
         (jnp.int32(0), carry, jnp.zeros((), bool), zeros),
     )
     means = unravel(totals * (1.0 / jnp.maximum(done, 1).astype(jnp.float32)))
-    return carry, means | {"updates": (done - stopped).astype(jnp.float32)}
+    return carry, means | {"updates": (done - stopped.astype(jnp.int32)).astype(jnp.float32)}
 
 
 class Numbers(Protocol):
@@ -157,7 +157,8 @@ def make(options: Numbers, progress: Array | float = 0.0) -> Optimizer:
     transform = optax.chain(*transforms)
 
     def step(gradient: Array, params: Array, state: PyTree) -> tuple[Array, PyTree]:
-        change, state = transform.update(gradient, state)
+        with jax.numpy_dtype_promotion("standard"):  # optax raises a float to an int32 count
+            change, state = transform.update(gradient, state)
         return params + change, state
 
     def init(params: PyTree) -> PyTree:

@@ -99,7 +99,7 @@ def sample(key: Key, stored: Window, num_rows: int, reach: int, shape: tuple[int
 def gather(ring: Ring, index: Array, n: int, num_envs: int) -> Transition:
     """The ``n``-step transitions of one shard that begin at the rows ``index [M]``."""
     num_rows = ring.valid.shape[0]
-    rows = (index + num_envs * jnp.arange(n)[:, None]) % num_rows  # [n, M]
+    rows = (index[None] + num_envs * jnp.arange(n)[:, None]) % num_rows  # [n, M]
     terminated, truncated = ring.terminated[rows], ring.truncated[rows]
     length = horizon(terminated, truncated)
     valid, obs = ring.valid[index], ring.obs[index]
@@ -199,7 +199,7 @@ def set_priorities(priorities: Priorities, index: Array, value: Array) -> Priori
 def strata(uniform: Array, total: Array) -> Array:
     """One point in each of ``M`` equal parts of ``[0, total)``, from random numbers ``[M]``."""
     (count,) = uniform.shape
-    return (jnp.arange(count) + uniform) * (total * (1 / count))
+    return (jnp.arange(count, dtype=jnp.float32) + uniform) * (total * (1 / count))
 
 
 def find(priorities: Priorities, point: Array) -> Array:
