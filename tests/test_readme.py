@@ -38,13 +38,22 @@ def test_the_example_of_an_environment_and_a_network_of_your_own_trains(tmp_path
     assert summary["evaluation"]["mean"] > -8
 
 
-def test_every_file_of_the_map_exists_and_every_module_is_on_it():
+def test_every_module_is_on_the_map_and_every_file_of_the_map_exists():
     tree = next(block for block in code_blocks("") if "jaxrl_scale/\n" in block)
-    listed = set(re.findall(r"^  (\w+\.py)", tree, re.MULTILINE))
-    modules = {p.name for p in (ROOT / "jaxrl_scale").glob("*.py")} - {"__init__.py"}
-    assert listed == modules
+    package = tree[tree.index("jaxrl_scale/\n") :]
+    listed = re.findall(r"\b\w+\.py\b", package.replace("__init__.py", ""))
+    modules = [p.name for p in (ROOT / "jaxrl_scale").rglob("*.py") if p.name != "__init__.py"]
+    assert sorted(set(listed)) == sorted(modules)
     for folder in re.findall(r"^ *([\w/]+/) ", tree, re.MULTILINE):
         assert (ROOT / folder).is_dir() or (ROOT / "jaxrl_scale" / folder).is_dir(), folder
+
+
+def test_the_files_of_the_reading_order_exist_and_are_as_short_as_it_says():
+    order = re.findall(r"^\d\. `([\w/]+\.py)`", README, re.MULTILINE)
+    lines = sum(len((ROOT / "jaxrl_scale" / name).read_text().splitlines()) for name in order)
+    said = int(re.search(r"nine files, about ([\d,]+) lines", README)[1].replace(",", ""))
+    assert len(order) == 9
+    assert abs(lines - said) < 100
 
 
 def test_every_config_and_script_that_is_named_exists():

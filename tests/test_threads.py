@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_scale.parallel import products
+from jaxrl_scale.learning import products
 
 NAMES = ("batch", "mlp", "cnn", "gru")
 

@@ -5,7 +5,7 @@
     NPROC=4 python tests/threads.py unsafe 1 cnn
 
 ``NPROC`` is XLA's own variable for the number of cores, the number is that of the devices, and the
-names are those of `CONFIGS`. ``unsafe`` is the gradient without `jaxrl_scale.parallel.products`.
+names are those of `CONFIGS`. ``unsafe`` is the gradient without `jaxrl_scale.learning.products`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ import numpy as np
 from jaxrl_scale import envs
 from jaxrl_scale.algos import dqn, ppo
 from jaxrl_scale.config import Config, check
-from jaxrl_scale.learning import networks
-from jaxrl_scale.parallel import products
+from jaxrl_scale.learning import networks, products
 
 
 def large(algo: Any = None, **changes: Any) -> Config:

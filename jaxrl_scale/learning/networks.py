@@ -20,9 +20,8 @@ import jax.numpy as jnp
 from flax.linen.initializers import orthogonal, zeros_init
 
 from jaxrl_scale.errors import RunError, nearest
-from jaxrl_scale.learning import normalize
+from jaxrl_scale.learning import normalize, products
 from jaxrl_scale.options import Sizes
-from jaxrl_scale.parallel import products
 from jaxrl_scale.types import Array, Box, Discrete, EnvSpec, Key, PyTree
 from jaxrl_scale.user_code import describe, errors_in_one_line, load_by_name, show_arrays
 

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_scale.parallel import products
+from jaxrl_scale.learning import products
 from jaxrl_scale.parallel.machine import unheard
 from jaxrl_scale.parallel.sums import AXIS, device_pool, exchange_rounds, local_pool, map_exact
 from jaxrl_scale.types import Array, Pool, PyTree, Span

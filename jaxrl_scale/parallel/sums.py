@@ -6,7 +6,7 @@ must add in the same order on all of them. Each shard's term is computed by the 
 device, then the devices, which exchange their sums (`exchange_rounds`). As ``num_shards`` is a
 power of two and a device holds an aligned block of shards, both are levels of one and the same
 binary tree. That the terms themselves do not depend on the number of threads is
-`jaxrl_scale.parallel.products`.
+`jaxrl_scale.learning.products`.
 """
 
 from __future__ import annotations
