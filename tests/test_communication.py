@@ -95,7 +95,8 @@ def test_a_gradient_step_is_one_collective_a_round(devices, rounds):
     found = model.collectives(runner._compiled_step.as_text(), devices)
     assert {operation for operation, _ in found} == {"collective-permute"}
     parameters = (4 * 8 + 8 + 8 * 2 + 2) + (4 * 8 + 8 + 8 + 1)  # policy and value
-    gradient = ("collective-permute", 4 * (parameters + 6))
+    sums = 7  # of the loss and its parts, and the number of valid samples
+    gradient = ("collective-permute", 4 * (parameters + sums))
     assert found.pop(gradient) == rounds * 3 * (8 * 16 // 32)
     assert found.total() == rounds * 8
 

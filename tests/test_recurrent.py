@@ -238,7 +238,7 @@ def test_without_a_memory_it_is_not_solved():
 def test_learning_sees_the_policy_that_acted(remembering):
     # Without a step of the optimiser all ratios are 1, if the memory is rebuilt as it was.
     runner, final, history = remembering
-    assert history[-1]["approx_kl"][0] > 1e-5
+    assert max(m["approx_kl"][0] for m in history) > 1e-5  # a step of the optimiser shows in it
     assert history[-1]["entropy"][0] < 0.6  # not the uniform policy, where any memory would do
     assert np.abs(final.local.carry).max() > 0.1
     options = final.shared.algo.options

@@ -228,8 +228,8 @@ def test_the_other_configs_fit_their_environments(file):
     one = config.replace(devices=1)
     env = envs.make(config.env, **config.env_kwargs)
     runner = Runner(one, env, backend.place(one, jax.local_devices()))
-    state = jax.eval_shape(runner._init_member, np.uint32(0), traced(config.algo))
-    following, metrics = jax.eval_shape(runner._step_member, state)
+    state = jax.eval_shape(runner._init_agent, np.uint32(0), traced(config.algo))
+    following, metrics = jax.eval_shape(runner._step_agent, state)
     assert jax.tree.map(lambda x: (x.shape, x.dtype), following) == jax.tree.map(
         lambda x: (x.shape, x.dtype), state
     )
