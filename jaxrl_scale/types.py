@@ -115,6 +115,60 @@ class Environment(Protocol):
         ...
 
 
+class HostStep(NamedTuple):
+    """What one step of ``n`` environments on the host returns: NumPy arrays, ``[n, ...]``.
+
+    Where the step before ended an episode, this one ignored its action and returns the first
+    observation of the next episode; its other entries mean nothing then.
+    """
+
+    obs: np.ndarray  # [n, *observation_shape]
+    reward: np.ndarray  # [n] float32, what an agent learns from
+    terminated: np.ndarray  # [n] bool
+    truncated: np.ndarray  # [n] bool
+    score: np.ndarray  # [n] float32, the task's own reward, in which returns are reported
+    game_over: np.ndarray  # [n] bool: a return is complete. A lost life may end an episode earlier
+
+
+class Simulator(Protocol):
+    """``n`` environments that run on the host, with auto-reset on the next step.
+
+    What they return is a function of their seeds and the actions alone, not of the number of
+    threads and not of which other environments are in the same simulator.
+    """
+
+    def reset(self) -> np.ndarray:
+        """Begin the first episodes: observations ``[n, *observation_shape]``. Called once."""
+        ...
+
+    def send(self, action: np.ndarray) -> None:
+        """Begin a step of all with actions ``[n, *action.shape]`` and return at once."""
+        ...
+
+    def receive(self) -> HostStep:
+        """Wait for the step that `send` began. What went wrong in it is raised here."""
+        ...
+
+    def close(self) -> None:
+        """End threads and free memory. May be called twice."""
+        ...
+
+
+class HostEnvironment(Protocol):
+    """An environment whose steps are computed on the host, by a library outside JAX."""
+
+    @property
+    def spec(self) -> EnvSpec: ...
+
+    def simulate(self, seeds: np.ndarray, num_threads: int) -> Simulator:
+        """One environment for each of the seeds ``[n]``, from 0 to 2**31 - 1."""
+        ...
+
+    def facts(self) -> dict[str, str]:
+        """Versions of the library that the frames depend on, for ``run.json``."""
+        ...
+
+
 class Rollout(NamedTuple):
     """``T`` steps of the ``B`` environments of one shard (``[S, ...]`` for all of a device's).
 
