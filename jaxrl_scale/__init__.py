@@ -28,6 +28,15 @@ _YNN_FLAG = "--xla_cpu_experimental_ynn_fusion_type"
 if _YNN_FLAG not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_YNN_FLAG}=-reduce".strip()
 
+# JAX refuses a JAX_* variable with a value that is none while it is imported. A command, which
+# Python calls "-m" until it has found its module, answers that in one line like any other mistake.
+if sys.argv[:1] == ["-m"]:
+    try:
+        import jax as jax
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
 
 class _Package(ModuleType):
     """A package whose ``train`` is the function, not the module that has it. Python sets a

@@ -29,3 +29,13 @@ def test_a_jax_without_these_names_is_left_alone():
         "assert cache_key._hash_accelerator_config is before"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_a_variable_of_jax_without_a_valid_value_is_an_error_of_one_line(world):
+    done = world.run("--iterations", 1, "--run_dir", "run", environment={"JAX_ENABLE_X64": "maybe"})
+    assert done.status == 2
+    assert done.err.count("\n") == 1
+    assert done.err.startswith("error: ")
+    assert "'maybe'" in done.err
+    assert "JAX_ENABLE_X64" in done.err
+    assert not (world.folder / "run").exists()
