@@ -26,6 +26,7 @@ from jaxrl_scale.config import files
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.figures.video import check_video, write_video
 from jaxrl_scale.loop.agent import load
+from jaxrl_scale.loop.prepare import jax_settings_restored
 from jaxrl_scale.parallel import backend
 from jaxrl_scale.records.statistics import standard_error, summarize
 from jaxrl_scale.records.terminal import number
@@ -38,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _command(argv: list[str]) -> int:
     args = _parser().parse_args(argv)
-    result, frames = evaluate(args)
+    with jax_settings_restored():
+        result, frames = evaluate(args)
     print(json.dumps(result) if args.json else describe(result, frames))
     return 0
 

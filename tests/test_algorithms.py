@@ -32,50 +32,57 @@ def test_the_values_and_the_policy_of_the_probe_environments_are_learned(name):
     np.testing.assert_array_equal(asked(action)["Both"], [0, 1])
 
 
-@every_algorithm
-def test_a_run_with_every_option_is_the_same_on_1_and_4_devices_and_goes_on_elsewhere(name):
+@functools.cache
+def single(name):
+    """A runner of one agent, whose program was compiled for a config with all numbers halved: a
+    number that a program takes from its config, not from the agent, is noticed."""
     config = algorithms.everything(name)
-    one, four = runner_of(config), runner_of(config.replace(devices=4))
-    reference, history = steps(one, 8)
-    state, other = steps(four, 8)
+    return runner_of(config.replace(algo=halved(config.algo, *algorithms.numbers(config.algo))))
+
+
+def halved(options, *names):
+    return dataclasses.replace(options, **{name: getattr(options, name) / 2 for name in names})
+
+
+def after(runner, options, seeds, iterations=8):
+    """The state and the metrics of all iterations, of agents with these options and seeds."""
+    numbers = jax.tree.map(lambda *x: np.asarray(x, np.float32), *options)
+    return steps(runner, iterations, runner.fetch(runner.init(numbers, np.asarray(seeds))))
+
+
+@every_algorithm
+def test_a_run_with_every_option_is_the_same_on_1_and_8_devices_and_goes_on_elsewhere(name):
+    """One device that holds all eight shards, and eight that hold one each."""
+    config = algorithms.everything(name)
+    one, eight = single(name), runner_of(config.replace(devices=8))
+    reference, history = after(one, [config.algo], [config.seed])
+    state, other = steps(eight, 8)
     assert differing(reference, state) == []
     assert differing(history, other) == []
-    half, _ = steps(four, 4)
+    half, _ = steps(eight, 4)
     assert differing(reference, steps(one, 4, half)[0]) == []
     if "replay" in history[-1]:
         assert history[-1]["replay"][0] == 1  # the ring has wrapped around
 
 
 @every_algorithm
-def test_agents_with_different_numbers_are_the_single_runs_with_these_numbers(name):
-    """One agent has the config's numbers, each of the others another value of one of them, and the
-    last of all. Single runs are of a program that was compiled for the last one's config, so that
-    a number which a program takes from its config, not from the agent, is noticed."""
+def test_agents_with_different_numbers_and_seeds_are_the_single_runs(name):
+    """One agent has the config's numbers and seed, the next another seed, each of the others half
+    the value of one number, and the last of all."""
     config = algorithms.everything(name)
     names = algorithms.numbers(config.algo)
-    halved = {option: getattr(config.algo, option) / 2 for option in names}
-    agents = [{}, *({option: half} for option, half in halved.items()), halved]
-    options = [dataclasses.replace(config.algo, **agent) for agent in agents]
-    population = runner_of(config.replace(num_seeds=len(agents)))
-    numbers = jax.tree.map(lambda *x: np.asarray(x, np.float32), *options)
-    seeds = np.full(len(agents), config.seed)
-    ends, _ = after(population, numbers, seeds)
-    single = runner_of(config.replace(algo=options[-1]))
-    for k, agent in enumerate(agents):
-        numbers = jax.tree.map(lambda x: np.asarray([x], np.float32), options[k])
-        end, history = after(single, numbers, seeds[:1])
-        assert differing(jax.tree.map(lambda x, k=k: x[k : k + 1], ends), end) == [], agent
-        assert all(np.isfinite(x).all() for x in history[-1].values()), agent
-        if agent:  # each of the numbers is heard
-            first = jax.tree.map(lambda x: x[:1], ends.shared.algo.params)
-            heard = differing(first, end.shared.algo.params) != []
-            assert heard, agent
-
-
-def after(runner, numbers, seeds):
-    """The state and the metrics of all iterations, of agents with these numbers and seeds."""
-    start = runner.fetch(runner.init(numbers, seeds))
-    return steps(runner, runner.config.num_iterations, start)
+    changes = [(), (), *((option,) for option in names), names]
+    options = [halved(config.algo, *change) for change in changes]
+    seeds = [config.seed, config.seed + 1, *[config.seed] * (len(names) + 1)]
+    population = runner_of(config.replace(num_seeds=len(options)))
+    ends, _ = after(population, options, seeds)
+    first = jax.tree.map(lambda x: x[:1], ends.shared.algo.params)
+    for k, change in enumerate(changes):
+        end, history = after(single(name), options[k : k + 1], seeds[k : k + 1])
+        assert differing(jax.tree.map(lambda x, k=k: x[k : k + 1], ends), end) == [], change
+        assert all(np.isfinite(x).all() for x in history[-1].values()), change
+        if k:  # each of the numbers is heard, and so is the seed
+            assert differing(first, end.shared.algo.params) != [], change
 
 
 # --- one update --------------------------------------------------------------------------------

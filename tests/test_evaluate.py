@@ -40,8 +40,11 @@ def agent(run):
 
 
 def command(run, *more, capfd):
-    """The command in this process: exit status and what it printed."""
+    """The command in this process, whose settings it leaves alone: exit status and what it
+    printed."""
+    precision = jax.config.values["jax_default_matmul_precision"]
     status = evaluate.main([str(run), *map(str, more)])
+    assert jax.config.values["jax_default_matmul_precision"] == precision
     return status, *capfd.readouterr()
 
 

@@ -1,0 +1,70 @@
+"""Every trick against XLA is needed today. Where one of these tests fails, a new XLA has made the
+trick superfluous: take it out.
+
+`test_threads.py` has the canary of `jaxrl_scale.learning.products`.
+"""
+
+import functools
+
+import algorithms
+import jax
+import jax.numpy as jnp
+import pytest
+from running import differing, runner_of, steps
+
+from jaxrl_scale.envs import rigid_body
+from jaxrl_scale.learning import normalize
+from jaxrl_scale.parallel import sums
+
+
+def end(**changes):
+    """Of a small run with every option on, in two shards."""
+    config = algorithms.everything("a2c", num_shards=2).replace(**changes)
+    return steps(runner_of(config), config.num_iterations)[0]
+
+
+@pytest.fixture(scope="module")
+def right():
+    return end(devices=1)
+
+
+def test_nothing_differs_with_all_tricks(right):
+    assert differing(right, end(devices=2)) == []
+
+
+def first_of(state):
+    return jax.tree.map(lambda x: x[:1], state)
+
+
+def test_the_wall_behind_the_sum_is_still_needed(right, monkeypatch):
+    monkeypatch.setattr(sums, "walled_tree_sum", sums.tree_sum)
+    assert differing(right, end(devices=2)) != []
+
+
+def test_the_hidden_number_of_rounds_is_still_needed(right, monkeypatch):
+    """A device that holds one shard computes it in a loop of one round."""
+    monkeypatch.setattr(sums, "map_exact", lambda f, *trees, trips: plain_map(f, *trees))
+    assert differing(right, end(devices=2)) != []
+
+
+plain_map = functools.partial(sums.map_exact, trips=None)
+
+
+def test_the_wall_around_merging_is_still_needed(monkeypatch):
+    """An agent of a population would differ from the single run."""
+    monkeypatch.setattr(normalize, "merge", normalize._merge)
+    assert differing(end(), first_of(end(num_seeds=2))) != []
+
+
+def test_computing_once_is_still_needed():
+    """XLA computes a value anew in each of four programs that it makes of this one."""
+
+    def floors(once):
+        def f(x):
+            y = once(jnp.floor(x))
+            return jnp.sum(y * y), jnp.max(jnp.sin(y)), y[::-1] * y, jnp.cumsum(y)
+
+        return jax.jit(f).lower(jnp.ones(1000)).compile().as_text().count(" floor(")
+
+    assert floors(rigid_body.once) == 1
+    assert floors(lambda tree: tree) > 1
