@@ -60,7 +60,8 @@ help: ## list these commands
 train: $(stamp) ## train CONFIG; installs what it needs the first time
 	@.venv/bin/python -m jaxrl_scale.train --config $(CONFIG) $(ARGS)
 
-test: lint ## lint, then run the tests
+# The tests of EnvPool run real Procgen and Atari; where it has no wheel, pyproject.toml leaves it out.
+test: lint .venv/.locked+envpool ## lint, then run the tests
 	@.venv/bin/python -m pytest --numprocesses=2 --dist=loadfile $(ARGS)
 
 lint: $(stamp) ## ruff and mypy
@@ -69,7 +70,7 @@ lint: $(stamp) ## ruff and mypy
 	  { echo 'make: these files need .venv/bin/ruff format' >&2; .venv/bin/python -m ruff format --check . >&2; exit 1; }
 	@.venv/bin/python -m mypy --no-error-summary
 
-test-slow: $(stamp) ## run the tests that take minutes
+test-slow: $(stamp) .venv/.locked+envpool ## run the tests that take minutes
 	@.venv/bin/python -m pytest -m slow $(ARGS)
 
 install: $(stamp) ## only make .venv
@@ -88,9 +89,9 @@ install: $(stamp) ## only make .venv
 
 # An extra's own packages are in no lock; those that are keep their locked versions.
 .venv/.locked+%: .venv/.locked
-	@echo 'make: installing the extra $(extras) into .venv (once)'
+	@echo 'make: installing the extra $(subst +,$(comma),$*) into .venv (once)'
 	@sed -n '/==/s/ *\\$$//p' requirements.lock > .venv/constraints.txt
-	@$(call quietly,$(pip) install --no-build-isolation -c .venv/constraints.txt -e '.[$(extras)]')
+	@$(call quietly,$(pip) install --no-build-isolation -c .venv/constraints.txt -e '.[$(subst +,$(comma),$*)]')
 	@touch $@
 
 lock: ## write requirements.lock anew, with the newest versions that pyproject.toml allows

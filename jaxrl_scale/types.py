@@ -61,12 +61,14 @@ class Box:
 class EnvSpec:
     """What a trainer has to know of an environment before it runs it.
 
-    ``max_episode_steps`` is Gymnasium's ``TimeLimit``: `jaxrl_scale.loop.rollout` truncates
-    there, the physics never counts steps. ``gymnasium_id`` names the environment of real
-    Gymnasium that this one reproduces, ``None`` where there is none. ``solver_kwargs`` are
-    parameters that it does not have, since they say how the physics is computed, not what it is.
-    ``worst_return`` is the lowest undiscounted return that an episode can have: an agent that ends
-    there has learned nothing. It is ``None`` where there is no such bound.
+    ``max_episode_steps`` is Gymnasium's ``TimeLimit``: `jaxrl_scale.loop.rollout` truncates there,
+    the physics never counts steps. On the host, the simulator itself truncates. ``gymnasium_id``
+    names the environment of real Gymnasium that this one reproduces, ``None`` where there is none.
+    ``solver_kwargs`` are parameters that it does not have, since they say how the physics is
+    computed, not what it is. ``worst_return`` is the lowest undiscounted return that an episode can
+    have: an agent that ends there has learned nothing. It is ``None`` where there is no such bound.
+    ``frames_per_step`` says how many frames of a game one step takes, since scores of Atari are
+    stated in frames.
     """
 
     id: str
@@ -77,6 +79,7 @@ class EnvSpec:
     solver_kwargs: tuple[str, ...] = ()
     observation_dtype: Any = np.float32
     worst_return: float | None = None
+    frames_per_step: int = 1
 
 
 class TimeStep(NamedTuple):
@@ -152,6 +155,9 @@ class Simulator(Protocol):
     def close(self) -> None:
         """End threads and free memory. May be called twice."""
         ...
+
+    # Optional: ``render() -> uint8 [n, height, width, 3]``, the environments as they are now,
+    # after `reset` or `receive` and before the next `send`.
 
 
 class HostEnvironment(Protocol):

@@ -47,8 +47,9 @@ class Config:
 
     env: str = option(
         "CartPole-v1",
-        f"environment: {', '.join(envs.names())}, gymnax:NAME, or a class of your own as "
-        "my_module:MyClass",
+        f"environment: {', '.join(envs.names())}; a game of Procgen or Atari, such as "
+        "CoinrunEasy-v0 or Pong-v5; gymnasium:NAME, envpool:NAME, gymnax:NAME, or a class of your "
+        "own as my_module:MyClass",
     )
     env_kwargs: dict[str, Any] = option(
         {},

@@ -1,13 +1,18 @@
 """Environments: `make` builds one by its name, `names` lists those written here, and `check_env`
 checks one of your own.
 
-There are three kinds of names:
+There are these kinds of names:
 
 - a Gymnasium id, such as ``CartPole-v1``: an environment that is written here in JAX, in a file of
   its own, and tested step by step against Gymnasium;
+- a game of Procgen or Atari, such as ``CoinrunEasy-v0`` or ``Pong-v5``: real ones, by EnvPool, as
+  are ``envpool:<Id>`` for its others, such as ``envpool:CartPole-v1``;
+- ``gymnasium:<Id>``, such as ``gymnasium:CartPole-v1``: any environment of Gymnasium;
 - ``gymnax:<Id>``, such as ``gymnax:Breakout-MinAtar``: any registered environment of gymnax;
 - ``my_package.my_module:MyEnv``: a class of your own, on ``sys.path`` or in the current directory.
   A function that builds an environment will do if its return annotation is an environment class.
+
+Those of EnvPool and Gymnasium run on the host (`on_host`), the others on the devices.
 
 Keyword arguments go to the environment: ``make("CartPole-v1", length=1.0)``. A module is imported
 only when one of its environments is asked for.
@@ -19,12 +24,13 @@ import importlib
 import inspect
 import typing
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
+from jaxrl_scale.envs import games
 from jaxrl_scale.envs.check import check_env as check_env
 from jaxrl_scale.errors import RunError, closest, one_line
 from jaxrl_scale.options import has_type, type_name
-from jaxrl_scale.types import Environment
+from jaxrl_scale.types import Environment, HostEnvironment
 from jaxrl_scale.user_code import errors_in_one_line, load_by_name
 
 _BUILT_IN = {
@@ -44,8 +50,14 @@ def names() -> tuple[str, ...]:
     return tuple(_BUILT_IN)
 
 
-def make(name: str, /, **kwargs: Any) -> Environment:
-    """The environment called ``name``, with ``kwargs`` for its parameters.
+def on_host(env: Environment | HostEnvironment) -> TypeGuard[HostEnvironment]:
+    """Whether an environment's steps are computed on the host, not on the devices."""
+    return hasattr(env, "simulate")
+
+
+def make(name: str, /, **kwargs: Any) -> Any:
+    """The environment called ``name``, with ``kwargs`` for its parameters: an `Environment`, or a
+    `HostEnvironment` where `on_host` says so.
 
     An environment from outside the package is checked by `check_env`.
 
@@ -66,14 +78,23 @@ def make(name: str, /, **kwargs: Any) -> Environment:
         from jaxrl_scale.envs import gymnax_adapter
 
         env: Any = gymnax_adapter.make(name.removeprefix("gymnax:"), **kwargs)
-    elif ":" in name:
+    elif name.startswith("gymnasium:"):
+        from jaxrl_scale.envs import gymnasium_adapter
+
+        env = gymnasium_adapter.make(name.removeprefix("gymnasium:"), **kwargs)
+    elif name.startswith("envpool:") or name in (*games.PROCGEN, *games.ATARI):
+        from jaxrl_scale.envs import envpool_adapter
+
+        env = envpool_adapter.make(name.removeprefix("envpool:"), **kwargs)
+    elif ":" in name and not name.startswith("procgen:"):
         build = load_by_name("environment", name, _builds_environment, _WANTED)
         _check_parameters(name, build, kwargs)
         with errors_in_one_line(f"environment {name!r}"):
             env = build(**kwargs)
     else:
         raise RunError(
-            f"unknown environment {name!r}. {_nearest(name)}There are {', '.join(names())}, "
+            f"unknown environment {name!r}. {_nearest(name)}There are {', '.join(names())}, the "
+            "games of Procgen (CoinrunEasy-v0) and Atari (Pong-v5), envpool:<Id>, gymnasium:<Id>, "
             "gymnax:<Id>, and your own as my_package.my_module:MyEnv"
         )
     check_env(env, name)
@@ -84,13 +105,19 @@ def _nearest(name: str) -> str:
     """``"Did you mean '…'? "`` where some valid name is near, else nothing."""
     if name.endswith(_GYMNAX_FAMILIES):
         return f"Did you mean 'gymnax:{name}'? "
-    near = closest(name, names(), cutoff=0.5)
+    known = (*names(), *games.PROCGEN, *games.ATARI)
+    near = games.known_elsewhere(name) or closest(name, known)
+    if near is None:
+        import gymnasium  # the name is wrong anyhow, so there is time
+
+        of_gymnasium = closest(name, list(gymnasium.registry))
+        near = f"gymnasium:{of_gymnasium}" if of_gymnasium else None
     return f"Did you mean {near!r}? " if near else ""
 
 
 _WANTED = (
-    "a class with the methods reset(key) and step(key, state, action), or a function whose "
-    "return annotation is such a class"
+    "a class with the methods reset(key) and step(key, state, action), or with simulate(seeds, "
+    "num_threads), or a function whose return annotation is such a class"
 )
 
 
@@ -101,9 +128,8 @@ def _builds_environment(found: Any) -> bool:
             found = typing.get_type_hints(found).get("return")
         except NameError:
             return False
-    return isinstance(found, type) and all(
-        callable(getattr(found, method, None)) for method in ("reset", "step")
-    )
+    has = {name for name in ("reset", "step", "simulate") if callable(getattr(found, name, None))}
+    return isinstance(found, type) and ({"reset", "step"} <= has or "simulate" in has)
 
 
 def _check_parameters(name: str, build: Callable[..., Any], kwargs: dict[str, Any]) -> None:

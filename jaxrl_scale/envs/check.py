@@ -20,6 +20,8 @@ _LARGEST = 2**31 - 1
 def check_env(env: Any, name: str | None = None) -> None:
     """Raise a `RunError` of one line unless ``env`` keeps the contract.
 
+    Of an environment on the host (`jaxrl_scale.types.HostEnvironment`) only ``spec`` is checked.
+
     ``reset`` and ``step`` are traced once by `jax.eval_shape`: nothing is compiled and nothing
     runs, so this takes milliseconds. What depends on values (a reward that is not finite, an
     episode that never ends) is not seen.
@@ -39,6 +41,8 @@ def check_env(env: Any, name: str | None = None) -> None:
     except (Exception, SystemExit) as error:
         raise RunError(f"{what}: spec{describe(error)}") from error
     _check_spec(what, spec)
+    if hasattr(env, "simulate"):
+        return
     observation = jax.ShapeDtypeStruct(spec.observation_shape, np.dtype(spec.observation_dtype))
 
     key = jax.eval_shape(lambda: jax.random.key(0))
@@ -83,6 +87,10 @@ def _check_spec(what: str, spec: Any) -> None:
     if steps is not None and not _is_whole(steps, 1):
         should = f"None or a whole number from 1 to {_LARGEST}"
         _refuse_value(what, "spec.max_episode_steps", steps, should)
+
+    if not _is_whole(spec.frames_per_step, 1):
+        should = "a whole number of at least 1"
+        _refuse_value(what, "spec.frames_per_step", spec.frames_per_step, should)
 
     worst = spec.worst_return
     if worst is not None and not (_is_number(worst) and math.isfinite(worst)):

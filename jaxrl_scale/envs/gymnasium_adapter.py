@@ -1,0 +1,199 @@
+"""Any environment of Gymnasium, adapted to `jaxrl_scale.types.HostEnvironment`.
+
+The environments are stepped by threads, each of which has a fixed part of them. Python computes
+in one thread at a time, so more than one thread helps only where an environment's own library
+lets others go on meanwhile, as MuJoCo does. The results do not depend on it, as long as an
+environment draws its random numbers from its own ``np_random``, as Gymnasium asks for.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from jaxrl_scale.errors import RunError, closest
+from jaxrl_scale.types import Box, Discrete, EnvSpec, HostStep
+from jaxrl_scale.user_code import errors_in_one_line
+
+
+def make(name: str, /, **kwargs: Any) -> GymnasiumEnvironment:
+    """The environment that Gymnasium calls ``name``; ``kwargs`` go to ``gymnasium.make``.
+
+    ``my_module:MyEnv-v0`` imports ``my_module`` first, which registers it, as in Gymnasium.
+
+    Raises:
+      RunError: if there is no such environment or parameter, or if it sees or does what
+        `jaxrl_scale.types.EnvSpec` cannot say.
+    """
+    if ":" not in name and name not in gymnasium.registry:
+        near = closest(name, list(gymnasium.registry))
+        hint = f"; did you mean 'gymnasium:{near}'?" if near else ""
+        raise RunError(f"Gymnasium has no environment {name!r}{hint}")
+    return GymnasiumEnvironment(name, kwargs)
+
+
+class GymnasiumEnvironment:
+    """One environment of Gymnasium. A discrete observation becomes a one-hot vector."""
+
+    def __init__(self, name: str, kwargs: dict[str, Any]) -> None:
+        self._name, self._kwargs = name, {"disable_env_checker": True, **kwargs}
+        self._what = f"environment {f'gymnasium:{name}'!r}"
+        env = self._make()
+        if "rgb_array" in env.metadata.get("render_modes", ()):
+            self._kwargs.setdefault("render_mode", "rgb_array")
+        limit = getattr(env.spec, "max_episode_steps", None)
+        seen = env.observation_space
+        shape, dtype = _observation(self._what, seen)
+        self.spec = EnvSpec(
+            id=f"gymnasium:{name}",
+            observation_shape=shape,
+            action=_action(self._what, env.action_space),
+            max_episode_steps=limit,
+            gymnasium_id=name if isinstance(seen, spaces.Box) else None,
+            observation_dtype=dtype,
+        )
+        env.close()
+
+    def simulate(self, seeds: np.ndarray, num_threads: int) -> GymnasiumSimulator:
+        """One environment for each of the seeds ``[n]``, from 0 to 2**31 - 1."""
+        made = [self._make() for _ in seeds]
+        return GymnasiumSimulator(self.spec, made, [int(seed) for seed in seeds], num_threads)
+
+    def facts(self) -> dict[str, str]:
+        """Versions that the frames depend on."""
+        return {"gymnasium": importlib.metadata.version("gymnasium")}
+
+    def _make(self) -> gymnasium.Env:
+        with errors_in_one_line(self._what):
+            return gymnasium.make(self._name, **self._kwargs)
+
+
+class GymnasiumSimulator:
+    """``n`` environments, stepped by threads."""
+
+    def __init__(
+        self, spec: EnvSpec, envs: list[gymnasium.Env], seeds: list[int], num_threads: int
+    ) -> None:
+        self._spec, self._envs, self._seeds = spec, envs, seeds
+        self._ended = np.zeros(len(envs), bool)
+        threads = max(1, min(num_threads, len(envs)))
+        self._parts = np.array_split(np.arange(len(envs)), threads)
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="gymnasium")
+        self._pending: list[Future] = []
+        self._seen = self._blank()
+
+    def reset(self) -> np.ndarray:
+        self._seen = self._blank()
+        for i, (env, seed) in enumerate(zip(self._envs, self._seeds, strict=True)):
+            self._observe(i, env.reset(seed=seed)[0])
+        return self._seen.obs
+
+    def send(self, action: np.ndarray) -> None:
+        self._seen = self._blank()
+        action = np.array(action)  # the caller may write over it
+        self._pending = [self._threads.submit(self._step, part, action) for part in self._parts]
+
+    def receive(self) -> HostStep:
+        pending, self._pending = self._pending, []
+        wait(pending)  # all of them, so that no thread still steps when an error is raised
+        for part in pending:
+            part.result()
+        self._ended = self._seen.game_over
+        return self._seen
+
+    def render(self) -> np.ndarray:
+        """The environments' pictures, ``[n, height, width, 3]`` uint8."""
+        for device in ("SDL_VIDEODRIVER", "SDL_AUDIODRIVER"):  # pygame asks for a screen otherwise
+            os.environ.setdefault(device, "dummy")
+        what = f"environment {self._spec.id!r}"
+        if self._envs[0].render_mode != "rgb_array":
+            raise RunError(f"{what} draws no pictures (render_mode 'rgb_array')")
+        with errors_in_one_line(f"{what}: render"):
+            frames: list[Any] = [env.render() for env in self._envs]
+            return np.stack(frames)
+
+    def close(self) -> None:
+        self._threads.shutdown()
+        while self._envs:
+            self._envs.pop().close()
+
+    def _step(self, part: np.ndarray, action: np.ndarray) -> None:
+        """Step the environments ``part``."""
+        for i in part:
+            try:
+                self._step_one(i, action[i])
+            except Exception as error:
+                error.add_note(f"in {self._spec.id} with seed {self._seeds[i]}")
+                raise
+
+    def _step_one(self, i: int, action: Any) -> None:
+        env, seen = self._envs[i], self._seen
+        if self._ended[i]:
+            self._observe(i, env.reset()[0])
+            return
+        obs, reward, terminated, truncated, _ = env.step(self._taken(env, action))
+        self._observe(i, obs)
+        seen.reward[i] = seen.score[i] = reward
+        seen.terminated[i] = terminated
+        seen.truncated[i] = truncated and not terminated
+        seen.game_over[i] = terminated or truncated
+
+    def _taken(self, env: gymnasium.Env, action: Any) -> Any:
+        space, ours = env.action_space, self._spec.action
+        if isinstance(space, spaces.Discrete):
+            return np.int64(action + int(space.start))
+        assert isinstance(ours, Box)
+        return np.clip(action, ours.low, ours.high).astype(space.dtype)
+
+    def _observe(self, i: int, obs: Any) -> None:
+        space = self._envs[i].observation_space
+        if isinstance(space, spaces.Discrete):
+            self._seen.obs[i, obs - space.start] = 1
+            return
+        if np.shape(obs) != self._spec.observation_shape:  # NumPy might stretch it
+            raise ValueError(
+                f"{self._spec.id} returned an observation of shape {np.shape(obs)}; its space "
+                f"says {self._spec.observation_shape}"
+            )
+        self._seen.obs[i] = obs
+
+    def _blank(self) -> HostStep:
+        """Results to be filled in, not shared with those handed out before."""
+        n = len(self._envs)
+        return HostStep(
+            obs=np.zeros((n, *self._spec.observation_shape), self._spec.observation_dtype),
+            reward=np.zeros(n, np.float32),
+            terminated=np.zeros(n, bool),
+            truncated=np.zeros(n, bool),
+            score=np.zeros(n, np.float32),
+            game_over=np.zeros(n, bool),
+        )
+
+
+def _observation(what: str, space: Any) -> tuple[tuple[int, ...], Any]:
+    """Shape and dtype of what an agent sees."""
+    if isinstance(space, spaces.Discrete):
+        return (int(space.n),), np.float32
+    if not isinstance(space, spaces.Box) or not space.shape:
+        raise RunError(f"{what} observes {space}; Discrete, and Box with an axis, are supported")
+    return space.shape, np.uint8 if space.dtype == np.uint8 else np.float32
+
+
+def _action(what: str, space: Any) -> Discrete | Box:
+    if isinstance(space, spaces.Discrete):
+        return Discrete(int(space.n))
+    if not isinstance(space, spaces.Box) or not space.shape:
+        raise RunError(f"{what} acts in {space}; Discrete, and Box with an axis, are supported")
+    low, high = np.unique(space.low), np.unique(space.high)
+    if low.size > 1 or high.size > 1:
+        raise RunError(
+            f"{what} has actions of different bounds ({low} … {high}); only one pair of bounds for "
+            "all actions is supported"
+        )
+    return Box(float(low[0]), float(high[0]), tuple(space.shape))

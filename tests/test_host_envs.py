@@ -1,0 +1,472 @@
+"""Environments that run on the host: EnvPool's (Procgen, Atari) and Gymnasium's.
+
+EnvPool itself is the judge of the first. Its extra is installed by `make test`.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import re
+import sys
+import threading
+import time
+
+import gymnasium
+import numpy as np
+import psutil
+import pytest
+from gymnasium import spaces
+
+from jaxrl_scale import envs
+from jaxrl_scale.envs import games, scores
+from jaxrl_scale.errors import RunError
+from jaxrl_scale.types import Box, Discrete, EnvSpec, HostStep
+
+HAS_ENVPOOL = importlib.util.find_spec("envpool") is not None
+needs_envpool = pytest.mark.skipif(
+    not HAS_ENVPOOL, reason="EnvPool is not installed (make install EXTRA=envpool)"
+)
+PROCGEN, ATARI, CARTPOLE = "LeaperEasy-v0", "Qbert-v5", "envpool:CartPole-v1"
+ENVPOOL = [pytest.param(name, marks=needs_envpool) for name in (PROCGEN, ATARI, CARTPOLE)]
+ALL = [*ENVPOOL, "gymnasium:CartPole-v1"]
+SEEDS = np.array([7, 2**31 - 1, 3, 0])
+STEPS = {PROCGEN: 250, ATARI: 150}  # some episodes end: of Atari, lives are lost
+
+
+def actions(env, seeds, steps):
+    """Random ones, ``[steps, n]``: a function of an environment's own seed."""
+    count = env.spec.action.n
+    columns = [np.random.default_rng(seed).integers(0, count, steps) for seed in seeds]
+    return np.stack(columns, axis=1).astype(np.int32)
+
+
+def play(env, seeds, steps, threads=1):
+    """First observations ``[n, ...]`` and what ``steps`` random actions bring, ``[steps, n, ...]``,
+    copied at once."""
+    simulator = env.simulate(seeds, threads)
+    first, seen = simulator.reset().copy(), []
+    for action in actions(env, seeds, steps):
+        simulator.send(action)
+        action[:] = 0  # whoever sent it may write over it
+        seen.append([part.copy() for part in simulator.receive()])
+    simulator.close()
+    return first, HostStep(*(np.stack(parts) for parts in zip(*seen, strict=True)))
+
+
+def same(one, other):
+    (first, seen), (other_first, other_seen) = one, other
+    pairs = zip((first, *seen), (other_first, *other_seen), strict=True)
+    return all(np.array_equal(a, b) for a, b in pairs)
+
+
+# --- names and options --------------------------------------------------------------------
+
+
+@needs_envpool
+def test_all_games_of_procgen_and_atari_have_their_names():
+    from jaxrl_scale.envs.envpool_adapter import _envpool
+
+    of = _envpool("").registration.registry.specs
+    for suite, names in (("procgen", games.PROCGEN), ("atari", games.ATARI)):
+        assert sorted(names) == sorted(id for id in of if of[id][0] == f"envpool.{suite}")
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("CoinrunEas-v0", "Did you mean 'CoinrunEasy-v0'?"),
+        ("procgen:procgen-coinrun-v0", "Did you mean 'CoinrunEasy-v0'?"),
+        ("Pong-v4", "Did you mean 'Pong-v5'?"),
+        ("Pong", "Did you mean 'Pong-v5'?"),
+        ("ALE/Pong-v5", "Did you mean 'Pong-v5'?"),
+        ("SpaceInvadersNoFrameskip-v4", "Did you mean 'SpaceInvaders-v5'?"),
+        ("Taxi-v3", "Did you mean 'gymnasium:Taxi-v"),
+        ("gymnasium:CartPol-v1", "did you mean 'gymnasium:CartPole-v1'?"),
+        pytest.param("envpool:CartPole-v7", "did you mean CartPole-v1?", marks=needs_envpool),
+    ],
+)
+def test_a_wrong_name_is_answered_with_the_nearest(name, hint):
+    with pytest.raises(RunError, match=re.escape(hint)) as raised:
+        envs.make(name)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "said"),
+    [
+        (
+            PROCGEN,
+            {"num_level": 1},
+            r"no parameter num_level; did you mean num_levels\?; its param",
+        ),
+        (PROCGEN, {"num_levels": -1}, "env_kwargs.num_levels=-1 should be at least 0"),
+        (PROCGEN, {"num_levels": 2.5}, "env_kwargs.num_levels=2.5 should be a whole number"),
+        (PROCGEN, {"start_level": 9}, "start_level=9 needs env_kwargs.num_levels of at least 1"),
+        (PROCGEN, {"num_levels": 2**30, "start_level": 2**30}, "should be at most 2147483647"),
+        ("CoinrunExploration-v0", {"num_levels": 9}, "is one level, so it takes neither"),
+        ("MazeExploration-v0", {"start_level": 9}, "is one level, so it takes neither"),
+        (ATARI, {"sticky": 1}, "no parameter sticky; its parameters: preset, noop_max, frame_skip"),
+        (ATARI, {"preset": "dqm"}, "one of ppo, dqn, dopamine, machado; did you mean dqn"),
+        (ATARI, {"noop_max": 0}, "env_kwargs.noop_max=0 should be at least 1"),
+        (ATARI, {"stack_num": 0}, "env_kwargs.stack_num=0 should be at least 1"),
+        (ATARI, {"frame_skip": 0}, "env_kwargs.frame_skip=0 should be at least 1"),
+        (ATARI, {"img_height": 0}, "env_kwargs.img_height=0 should be at least 1"),
+        (ATARI, {"repeat_action_probability": 1.5}, "should be at most 1.0"),
+        (ATARI, {"episodic_life": 1}, "env_kwargs.episodic_life=1 should be true or false"),
+        pytest.param(ATARI, {"mode": 99}, "mode=99.*Invalid game mode", marks=needs_envpool),
+        pytest.param(CARTPOLE, {"length": 1}, "no parameter length", marks=needs_envpool),
+        ("gymnasium:CartPole-v1", {"lenght": 1}, "unexpected keyword argument 'lenght'"),
+    ],
+)
+def test_a_wrong_option_is_refused_before_envpool_sees_it(name, kwargs, said):
+    """EnvPool would end this whole process at some of them."""
+    with pytest.raises(RunError, match=said) as raised:
+        envs.make(name, **kwargs)
+    assert "\n" not in str(raised.value)
+
+
+def test_without_envpool_one_line_says_how_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "envpool", None)
+    with pytest.raises(RunError, match=r"not installed: make install EXTRA=envpool \(or pip"):
+        envs.make("Pong-v5")
+
+
+@needs_envpool
+def test_the_presets_of_atari():
+    ppo, machado = envs.make("Pong-v5"), envs.make("Pong-v5", preset="machado")
+    assert (ppo.spec.action, ppo.spec.frames_per_step) == (Discrete(6), 4)
+    assert (machado.spec.action, machado.spec.frames_per_step) == (Discrete(18), 5)
+    assert ppo.spec.observation_shape == machado.spec.observation_shape == (84, 84, 4)
+    assert "repeat_action_probability=0.25" in machado.facts()["env_options"]
+    changed = envs.make("Pong-v5", preset="machado", frame_skip=4, stack_num=2, gray_scale=False)
+    assert changed.spec.frames_per_step == 4
+    assert changed.spec.observation_shape == (84, 84, 6)
+    assert "full_action_space=True" in changed.facts()["env_options"]
+
+
+def test_scores_are_normalized_by_what_was_published():
+    assert scores.normalized("CoinrunEasy-v0", 9.5) == pytest.approx(0.9)
+    assert scores.normalized("StarpilotHard-v0", 1.5) == 0
+    assert scores.normalized("Pong-v5", 14.6) == 1
+    assert scores.normalized("CartPole-v1", 500) is None
+    assert set(scores.RANGES) <= {*games.PROCGEN, *games.ATARI}
+    assert sum(name.endswith("-v0") for name in scores.RANGES) == 32
+
+
+class OfMyOwn:
+    """Found by its name; the trainer's tests say what else a host environment needs."""
+
+    spec = EnvSpec("OfMyOwn", (3,), Discrete(2))
+
+    def simulate(self, seeds, num_threads):
+        raise NotImplementedError
+
+
+def test_a_host_environment_of_ones_own_is_found_by_its_name(monkeypatch):
+    assert envs.on_host(envs.make("test_host_envs:OfMyOwn"))
+    monkeypatch.setattr(OfMyOwn, "spec", EnvSpec("OfMyOwn", (3,), Discrete(0)))
+    with pytest.raises(RunError, match=r"spec.action.n=0 should be"):
+        envs.make("test_host_envs:OfMyOwn")
+
+
+# --- the contract -------------------------------------------------------------------------
+
+
+@needs_envpool
+@pytest.mark.parametrize("name", [PROCGEN, ATARI, CARTPOLE])
+def test_what_is_seen_is_what_envpool_says(name):
+    """Its own pool, told the same: pictures with channels last; after an end, a new episode."""
+    env, steps = envs.make(name), STEPS.get(name, 100)
+    first, seen = play(env, SEEDS, steps)
+    from jaxrl_scale.envs.envpool_adapter import _envpool
+
+    options = {"episodic_life": True, "reward_clip": True} if name == ATARI else {}
+    judge = _envpool(name).make_dm(
+        name.removeprefix("envpool:"), num_envs=4, seed=SEEDS.tolist(), **options
+    )
+
+    def channels_last(obs):
+        return np.moveaxis(obs, 1, -1) if obs.ndim == 4 else obs
+
+    np.testing.assert_array_equal(first, channels_last(judge.reset().observation.obs))
+    ended = np.zeros(4, bool)
+    for t, action in enumerate(actions(env, SEEDS, steps)):
+        step = judge.step(action)
+        np.testing.assert_array_equal(seen.obs[t], channels_last(step.observation.obs))
+        np.testing.assert_array_equal(step.step_type == 0, ended)  # FIRST
+        np.testing.assert_array_equal(seen.reward[t][~ended], step.reward[~ended])
+        ends = seen.terminated[t] | seen.truncated[t]
+        np.testing.assert_array_equal(ends, step.step_type == 2)  # LAST
+        assert not ends[ended].any()
+        ended = ends
+    assert (seen.terminated | seen.truncated).sum() >= 2
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_shapes_and_dtypes_are_those_of_the_contract(name):
+    env = envs.make(name)
+    assert envs.on_host(env)
+    assert not envs.on_host(envs.make("CartPole-v1"))
+    first, seen = play(env, SEEDS, 3)
+    assert env.spec.observation_dtype == first.dtype == seen.obs.dtype
+    assert first.shape == (4, *env.spec.observation_shape)
+    assert seen.obs.shape == (3, 4, *env.spec.observation_shape)
+    for part in seen[1:]:
+        assert part.shape == (3, 4)
+    assert [x.dtype for x in seen[1:]] == [np.float32, bool, bool, np.float32, bool]
+    assert all(isinstance(text, str) for text in env.facts().values())
+    frames = {PROCGEN: 1, ATARI: 4}.get(name, 1)
+    assert env.spec.frames_per_step == frames
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_two_simulators_of_half_the_seeds_do_what_one_of_all_does(name, monkeypatch):
+    """To the last bit, with 1 and 2 threads. It is seen if a simulator numbers by itself."""
+    env, steps = envs.make(name), STEPS.get(name, 100)
+    whole = play(env, SEEDS, steps)
+
+    def halves(threads):
+        (a, seen_a), (b, seen_b) = (play(env, part, steps, threads) for part in np.split(SEEDS, 2))
+        both = zip(seen_a, seen_b, strict=True)
+        return np.concatenate([a, b]), HostStep(*(np.concatenate(x, axis=1) for x in both))
+
+    assert same(whole, halves(threads=2))
+    if name != ATARI:  # ALE takes 0.1 s to begin a game
+        assert same(whole, play(env, SEEDS, steps, threads=2))
+    assert not np.array_equal(whole[0][0], whole[0][1])
+
+    if name == PROCGEN:
+        import envpool
+
+        make = envpool.make_gymnasium
+
+        def numbered_by_the_pool(task, seed, **kwargs):
+            return make(task, seed=min(seed), **kwargs)
+
+        monkeypatch.setattr(envpool, "make_gymnasium", numbered_by_the_pool)
+        assert not same(play(env, SEEDS, steps), halves(threads=2))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_close_ends_the_threads_even_in_the_middle_of_a_step(name):
+    env, process = envs.make(name), psutil.Process()
+    gc.collect()  # pools of other tests
+    before = process.num_threads()
+    simulator = env.simulate(SEEDS[:2], 2)
+    simulator.reset()
+    simulator.send(np.zeros(2, np.int32))
+    assert process.num_threads() > before
+    simulator.close()
+    simulator.close()
+    deadline = time.monotonic() + 10
+    while process.num_threads() > before:  # Python's are joined a little before they are gone
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+# --- Atari and Procgen --------------------------------------------------------------------
+
+
+@needs_envpool
+def test_a_lost_life_ends_an_episode_and_four_lives_are_a_game():
+    _, seen = play(envs.make("Qbert-v5"), SEEDS[:2], 700, threads=2)
+    assert set(np.unique(seen.reward)) == {0.0, 1.0}  # one is paid 25 a cube
+    assert set(np.unique(seen.score)) >= {0.0, 25.0}
+    np.testing.assert_array_equal(seen.reward, np.sign(seen.score))
+    assert not seen.truncated.any()
+    assert seen.terminated[seen.game_over].all()
+    for i in range(2):
+        games_before = np.cumsum(seen.game_over[:, i]) - seen.game_over[:, i]
+        lives = np.bincount(games_before[seen.terminated[:, i]])
+        assert len(lives) >= 2
+        assert set(lives[:-1]) == {4}
+
+
+@needs_envpool
+def test_without_life_loss_and_clipping_reward_and_score_are_one():
+    env = envs.make("Qbert-v5", preset="dopamine", reward_clip=False, max_episode_steps=60)
+    _, seen = play(env, SEEDS[:2], 130)
+    np.testing.assert_array_equal(seen.reward, seen.score)
+    assert seen.reward.max() >= 25
+    assert not seen.terminated.any()  # the game is cut before it ends
+    np.testing.assert_array_equal(seen.truncated, seen.game_over)
+    assert set(np.flatnonzero(seen.truncated[:, 0])) == {59, 120}  # the 61st step is a reset
+
+
+@needs_envpool
+def test_num_levels_and_start_level_choose_the_levels():
+    def starts(**kwargs):
+        simulator = envs.make(PROCGEN, **kwargs).simulate(np.arange(32), 1)
+        obs = simulator.reset()
+        simulator.close()
+        return {picture.tobytes() for picture in obs}
+
+    five, others = starts(num_levels=5), starts(num_levels=5, start_level=5)
+    assert len(five) <= 5
+    assert len(others) <= 5
+    assert not five & others
+    assert len(starts()) > 25
+
+
+@needs_envpool
+def test_a_game_of_procgen_that_takes_too_long_is_cut():
+    env = envs.make("MazeEasy-v0")
+    simulator = env.simulate(SEEDS[:1], 1)
+    simulator.reset()
+    for _ in range(env.spec.max_episode_steps):
+        simulator.send(np.array([4], np.int32))  # stand still
+        seen = simulator.receive()
+    assert (seen.terminated, seen.truncated, seen.game_over) == (False, True, True)
+    simulator.close()
+
+
+@needs_envpool
+@pytest.mark.parametrize(("name", "size"), [(PROCGEN, (384, 384)), (ATARI, (420, 320))])
+def test_frames_are_the_games_own_pictures(name, size):
+    simulator = envs.make(name).simulate(SEEDS[:2], 1)
+    obs = simulator.reset()
+    frames = simulator.render()
+    assert frames.shape == (2, *size, 3)
+    assert frames.dtype == np.uint8
+    if name == PROCGEN:
+        np.testing.assert_array_equal(frames[:, ::6, ::6], obs)
+    simulator.send(np.array([1, 4], np.int32))
+    simulator.receive()
+    assert not np.array_equal(simulator.render(), frames)
+    simulator.close()
+
+
+@needs_envpool
+def test_an_action_that_a_game_does_not_have_is_an_error():
+    simulator = envs.make(PROCGEN).simulate(SEEDS[:1], 1)
+    simulator.reset()
+    with pytest.raises(ValueError, match="actions of LeaperEasy-v0 are 0 to 14"):
+        simulator.send(np.array([15], np.int32))
+    simulator.close()
+
+
+# --- Gymnasium ----------------------------------------------------------------------------
+
+
+class Told(gymnasium.Env):
+    """Does what the test says; ``go`` lets it step."""
+
+    metadata = {"render_modes": []}  # noqa: RUF012
+
+    def __init__(self, obs=None, act=None, seen=0, fails=False):
+        self.observation_space = obs or spaces.Discrete(3, start=5)
+        self.action_space = act or spaces.Discrete(2, start=7)
+        self.seen, self.fails, self.go = seen, fails, threading.Event()
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.seen, {}
+
+    def step(self, action):
+        assert self.go.wait(60)
+        if self.fails:
+            raise KeyError("lost")
+        assert self.action_space.contains(action)
+        return self.seen, 2, bool(np.all(action == 8)), True, {}
+
+
+@pytest.fixture
+def told():
+    gymnasium.register("Told-v0", Told)
+    yield "gymnasium:Told-v0"
+    del gymnasium.registry["Told-v0"]
+
+
+def test_send_returns_before_the_step_is_done_and_receive_waits_for_it(told):
+    env = envs.make(told, seen=6)
+    assert env.spec.observation_shape == (3,)
+    assert env.spec.action == Discrete(2)
+    simulator = env.simulate(SEEDS[:2], 1)
+    np.testing.assert_array_equal(simulator.reset(), [[0, 1, 0]] * 2)  # one-hot
+    simulator.send(np.array([0, 1], np.int32))
+    for env in simulator._envs:  # only now
+        env.unwrapped.go.set()
+    seen = simulator.receive()
+    assert seen.terminated.tolist() == [False, True]
+    assert seen.truncated.tolist() == [True, False]  # an end is no cut
+    assert seen.game_over.all()
+    assert seen.score.tolist() == seen.reward.tolist() == [2, 2]
+    simulator.send(np.array([1, 1], np.int32))
+    assert not simulator.receive().game_over.any()  # a reset
+    with pytest.raises(RunError, match="'gymnasium:Told-v0' draws no pictures"):
+        simulator.render()
+    simulator.close()
+
+
+def test_an_error_in_a_step_is_raised_by_receive(told):
+    simulator = envs.make(told, seen=6, fails=True).simulate(SEEDS[:2], 2)
+    simulator.reset()
+    for env in simulator._envs:
+        env.unwrapped.go.set()
+    simulator.send(np.array([0, 1], np.int32))
+    with pytest.raises(KeyError, match="lost") as raised:
+        simulator.receive()
+    assert raised.value.__notes__ == ["in gymnasium:Told-v0 with seed 7"]
+    simulator.close()
+
+
+def test_an_observation_that_its_space_does_not_have_is_an_error(told):
+    simulator = envs.make(told, obs=spaces.Box(0, 1, (3,)), seen=np.ones(1)).simulate(SEEDS, 1)
+    with pytest.raises(ValueError, match=r"shape \(1,\); its space says \(3,\)"):
+        simulator.reset()
+    simulator.close()
+
+
+@pytest.mark.parametrize(
+    ("spaces_of_it", "said"),
+    [
+        ({"obs": spaces.Tuple([spaces.Discrete(2)])}, "observes Tuple.*; Discrete, and Box"),
+        ({"act": spaces.MultiDiscrete([2, 2])}, r"acts in MultiDiscrete.*; Discrete, and Box"),
+        ({"act": spaces.Box(np.array([0, 1]), np.array([2, 2]), dtype=float)}, "different bounds"),
+    ],
+)
+def test_what_a_spec_cannot_say_is_refused_in_one_line(told, spaces_of_it, said):
+    with pytest.raises(RunError, match=said) as raised:
+        envs.make(told, **spaces_of_it)
+    assert "\n" not in str(raised.value)
+
+
+def test_real_actions_are_clipped_to_their_box(told):
+    env = envs.make(told, act=spaces.Box(-1, 1, (2,)), seen=6)
+    assert env.spec.action == Box(-1.0, 1.0, (2,))
+    simulator = env.simulate(SEEDS[:1], 1)
+    simulator.reset()
+    simulator._envs[0].unwrapped.go.set()
+    simulator.send(np.array([[0.5, 9.0]], np.float32))
+    assert simulator.receive().reward == 2
+    simulator.close()
+
+
+def test_an_episode_is_gymnasiums():
+    """Its own environment, told the same, with one seed and many episodes."""
+    env = envs.make("gymnasium:CartPole-v1")
+    first, seen = play(env, SEEDS[:1], 60)
+    judge = gymnasium.make("CartPole-v1")
+    np.testing.assert_array_equal(first[0], judge.reset(seed=int(SEEDS[0]))[0])
+    ended, ends = False, 0
+    for t, action in enumerate(actions(env, SEEDS[:1], 60)):
+        if ended:
+            obs, ended = judge.reset()[0], False
+        else:
+            obs, reward, terminated, truncated, _ = judge.step(int(action[0]))
+            ended = terminated or truncated
+            assert (seen.reward[t, 0], seen.terminated[t, 0]) == (reward, terminated)
+        np.testing.assert_array_equal(seen.obs[t, 0], obs)
+        ends += ended
+    assert ends >= 2
+
+
+def test_pictures_of_gymnasium():
+    pytest.importorskip("pygame")
+    simulator = envs.make("gymnasium:CartPole-v1").simulate(SEEDS[:2], 1)
+    simulator.reset()
+    frames = simulator.render()
+    assert frames.shape == (2, 400, 600, 3)
+    assert frames.dtype == np.uint8
+    simulator.close()
