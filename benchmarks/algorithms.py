@@ -93,8 +93,8 @@ def played(run: Path, where: str, episodes: int, policies: int) -> dict[str, Any
     """The evaluation of the first policies of a run, ``here`` or in ``gymnasium``; kept there."""
     file = run / f"{where}.json"
     if not file.is_file():
-        members = ",".join(map(str, range(policies)))
-        options = [str(run), f"--episodes={episodes}", f"--agents={members}", "--json"]
+        agents = ",".join(map(str, range(policies)))
+        options = [str(run), f"--episodes={episodes}", f"--agents={agents}", "--json"]
         options += ["--gymnasium"] if where == "gymnasium" else []
         file.write_text(command("jaxrl_scale.evaluate", *options))
     return read_object(file)
@@ -111,13 +111,13 @@ def row_of(algo: str, environment: str, run: Path, transfer: bool) -> Row:
         policies = min(10, config.num_seeds)
         here, there = (played(run, w, 256, policies) for w in ("here", "gymnasium"))
         # The same policies play both, so how they differ from each other is no error of this.
-        pairs = zip(here["per_seed"], there["per_seed"], strict=True)
+        pairs = zip(here["per_agent"], there["per_agent"], strict=True)
         moved = np.array([b - a for a, b in pairs if a is not None and b is not None])
         difference = moved.mean()
         error = moved.std(ddof=1) / math.sqrt(len(moved))
         verdict = "same" if abs(difference) <= max(3 * error, 1.0) else "DIFFERENT"
         gymnasium = f"{difference:+.2f} ± {error:.2f}: {verdict}"
-    scores = [-math.inf if x is None else x for x in result["per_seed"]]
+    scores = [-math.inf if x is None else x for x in result["per_agent"]]
     target = TARGETS.get(config_of(algo, environment).stem)
     digits = 1 if max(map(abs, result["ci95"])) >= 10 else 2
     centre, low, high, worst = (

@@ -187,7 +187,7 @@ def loaded(run_dir: str) -> Agent:
     return load(run_dir)
 
 
-def policy_there(name: str, member: int, games: list) -> Callable[[np.ndarray, bool], Any]:
+def policy_there(name: str, index: int, games: list) -> Callable[[np.ndarray, bool], Any]:
     """``(obs [B, 8], is_first) -> action [B]``; of the games that ended any action will do."""
     from gymnasium.envs.box2d import lunar_lander as gymnasiums
 
@@ -204,12 +204,12 @@ def policy_there(name: str, member: int, games: list) -> Callable[[np.ndarray, b
         layers = dict(np.load(name))
         return lambda obs, first: network(layers, obs, np)
     agent = loaded(name)
-    agent.index = member
-    agent.reset(member)
+    agent.index = index
+    agent.reset(index)
     return lambda obs, first: agent.act(obs, is_first=np.full(len(obs), first))
 
 
-def fly_batch(name: str, member: int, seeds: Sequence[int]) -> Flights:
+def fly_batch(name: str, index: int, seeds: Sequence[int]) -> Flights:
     """An episode of each seed, in step with each other, which suits a network."""
     import gymnasium
 
@@ -217,7 +217,7 @@ def fly_batch(name: str, member: int, seeds: Sequence[int]) -> Flights:
     make = loaded(name).make_in_gymnasium if trained else lambda: gymnasium.make(ENV)
     games: list = [make() for _ in seeds]
     obs = np.stack([game.reset(seed=seed)[0] for game, seed in zip(games, seeds, strict=True)])
-    choose = policy_there(name, member, games)
+    choose = policy_there(name, index, games)
     nothing = np.zeros(len(games), int)
     flights = Flights(nothing * 0.0, nothing.copy(), nothing > 0, nothing.copy())
     for t in range(1, LIMIT + 1):
@@ -238,13 +238,13 @@ def fly_batch(name: str, member: int, seeds: Sequence[int]) -> Flights:
     return flights
 
 
-def fly_there(name: str, episodes: int, members: Sequence[int] = (0,)) -> Flights:
-    """``episodes`` of each member in Gymnasium, every core busy. No two have the same seed."""
+def fly_there(name: str, episodes: int, indices: Sequence[int] = (0,)) -> Flights:
+    """``episodes`` of each agent in Gymnasium, every core busy. No two have the same seed."""
     jobs = []
-    for member in members:
-        first, end = member * episodes, (member + 1) * episodes
+    for index in indices:
+        first, end = index * episodes, (index + 1) * episodes
         for seed in range(first, end, BATCH):
-            jobs.append((name, member, range(seed, min(seed + BATCH, end))))
+            jobs.append((name, index, range(seed, min(seed + BATCH, end))))
     # A process forked from one in which JAX runs may hang.
     with multiprocessing.get_context("spawn").Pool(len(visible_cores())) as pool:
         parts = pool.starmap(fly_batch, jobs, chunksize=1)
@@ -341,11 +341,11 @@ def transfer_command(args: argparse.Namespace) -> int:
     else:
         name = args.run_dir
         agent = load(name)
-        members = args.members or list(range(agent.config.num_seeds))
-        episodes = math.ceil(args.episodes / len(members))
-        here = agent.evaluate(episodes)[members].reshape(-1)
-        there = fly_there(name, episodes, members).returns
-        print(f"{len(members)} member(s), iteration {agent.iteration}, {episodes:,} episodes each")
+        indices = args.agents or list(range(agent.config.num_seeds))
+        episodes = math.ceil(args.episodes / len(indices))
+        here = agent.evaluate(episodes)[indices].reshape(-1)
+        there = fly_there(name, episodes, indices).returns
+        print(f"{len(indices)} agent(s), iteration {agent.iteration}, {episodes:,} episodes each")
     both = math.hypot(error_of(here), error_of(there))
     difference = float(here.mean() - there.mean())
     good = abs(difference) <= LARGEST_DIFFERENCE
@@ -522,8 +522,8 @@ def main() -> int:
     which = sub.add_mutually_exclusive_group(required=True)
     which.add_argument("run_dir", metavar="RUN_DIR", nargs="?", help="directory of a run")
     which.add_argument("--policy", help="file that sb3_lunar_lander.py wrote")
-    sub.add_argument("--members", type=int, nargs="+", help="of the run [all]")
-    sub.add_argument("--episodes", type=int, default=4000, help="of all members together [4000]")
+    sub.add_argument("--agents", type=int, nargs="+", help="of the run [all]")
+    sub.add_argument("--episodes", type=int, default=4000, help="of all agents together [4000]")
     sub.set_defaults(run=transfer_command)
 
     sub = commands.add_parser("speed", help="steps a second, beside EnvPool")

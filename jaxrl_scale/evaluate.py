@@ -99,7 +99,7 @@ def evaluate(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
     result: dict[str, Any] = dict(
         summarize(returns, [i for i, k in enumerate(agents) if k in agent.failed])
     )
-    known = [score is not None for score in result["per_seed"]]
+    known = [score is not None for score in result["per_agent"]]
     result |= {
         "env": agent.env.spec.gymnasium_id if args.gymnasium else agent.env.spec.id,
         "where": "gymnasium" if args.gymnasium else "jaxrl_scale",
@@ -121,7 +121,7 @@ def evaluate(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
 
 def describe(result: dict[str, Any], frames: int = 0) -> str:
     """The result in words."""
-    scores = [score for score in result["per_seed"] if score is not None]
+    scores = [score for score in result["per_agent"] if score is not None]
     where = "real Gymnasium" if result["where"] == "gymnasium" else "jaxrl_scale"
     episodes = f"{result['episodes']} episodes"
     over = f"{len(scores)} agents with {episodes} each" if len(scores) > 1 else episodes

@@ -184,7 +184,7 @@ def _evaluation(run: Run) -> Cell:
 
 def _worst(run: Run) -> Cell:
     found = run.result.get("evaluation")
-    scores = enumerate(found["per_seed"] if found else [], run.config.seed)
+    scores = enumerate(found["per_agent"] if found else [], run.config.seed)
     known = [(score, seed) for seed, score in scores if score is not None]
     if not known or run.config.num_seeds == 1:
         return Cell(NONE)

@@ -734,7 +734,7 @@ def test_whole_seeds_on_processes_change_no_bit(world, path):
     world.train_well(alone, *seeds)
     done = world.run_ranks(2, *world.small(path), *seeds)
     all_well(done)
-    assert "2 seeds each" in done[0].out
+    assert "2 agents each" in done[0].out
     assert_same_run(path, alone)
 
 

@@ -44,13 +44,13 @@ def test_a_run_ends_bit_identical_on_1_device_and_on_more(name):
         assert differing(history, other) == [], f"{devices} devices"
 
 
-def test_a_member_of_a_population_is_the_single_run_of_its_seed():
+def test_an_agent_of_a_population_is_the_single_run_of_its_seed():
     config = small({"normalize_observations": True, "scale_rewards": True}, iterations=8)
     single, _ = run(config.replace(seed=7, devices=4))
-    for members, devices in ((4, 2), (3, 2)):  # whole members on devices; shards on devices
-        state, _ = run(config.replace(num_seeds=members, seed=5, devices=devices))
-        member = jax.tree.map(lambda x: x[2:3], state)
-        assert differing(single, member) == [], f"{members} members on {devices} devices"
+    for agents, devices in ((4, 2), (3, 2)):  # whole agents on devices; shards on devices
+        state, _ = run(config.replace(num_seeds=agents, seed=5, devices=devices))
+        agent = jax.tree.map(lambda x: x[2:3], state)
+        assert differing(single, agent) == [], f"{agents} agents on {devices} devices"
 
 
 def test_the_state_of_one_placement_goes_on_in_another():

@@ -721,7 +721,7 @@ def test_a_lander_does_the_same_in_a_batch_of_any_size():
             history.append((state, out))
         return stacked(history)
 
-    def by_member(x):
+    def by_agent(x):
         return x.reshape(3, LANES // 3, *x.shape[1:])
 
     together = unroll(moving(PLAIN), state, lambda x: x)
@@ -731,11 +731,11 @@ def test_a_lander_does_the_same_in_a_batch_of_any_size():
         apart = unroll(moving(PLAIN), start, lambda x, place=place: x[place])
         part = jax.tree.map(lambda x, place=place: x[:, place], together)
         assert differing(apart, part) == []
-    members = unroll(
-        jax.jit(jax.vmap(jax.vmap(PLAIN.move))), jax.tree.map(by_member, state), by_member
+    agents = unroll(
+        jax.jit(jax.vmap(jax.vmap(PLAIN.move))), jax.tree.map(by_agent, state), by_agent
     )
-    whole = jax.tree.map(lambda x: np.stack([by_member(now) for now in x]), together)
-    assert differing(members, whole) == []
+    whole = jax.tree.map(lambda x: np.stack([by_agent(now) for now in x]), together)
+    assert differing(agents, whole) == []
     # Without a batch XLA rounds the potential in another way, by a bit.
     one = unroll(jax.jit(PLAIN.move), jax.tree.map(lambda x: x[11], state), lambda x: x[11])
     np.testing.assert_allclose(one[1].obs[:50], together[1].obs[:50, 11], rtol=0, atol=1e-5)

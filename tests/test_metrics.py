@@ -236,9 +236,9 @@ def test_a_torn_last_line_is_left_out_and_any_other_damage_is_told(tmp_path):
 
 def test_a_row_is_in_the_file_as_soon_as_it_is_logged(run):
     sink = row_writer.RowWriter(run, QUIET, "test")
-    sink.log(row(1, loss=float("nan"), per_seed={"return": np.array([1.0, np.nan])}))
+    sink.log(row(1, loss=float("nan"), per_agent={"return": np.array([1.0, np.nan])}))
     [read] = records.read_rows(run.metrics)
-    assert read == row(1, loss=None, per_seed={"return": [1.0, None]})
+    assert read == row(1, loss=None, per_agent={"return": [1.0, None]})
     sink.close(None, 0)
 
 
@@ -314,7 +314,7 @@ def test_tensorboard_shows_the_rows_under_grouped_tags_over_steps_of_one_agent(r
     config = dataclasses.replace(QUIET, tensorboard=True, num_seeds=4)
     sink = row_writer.RowWriter(run, config, "test")
     spread = {"return": [1.0, 9.0, None, 4.0], "loss": [1.0, 2.0, None, 3.0]}
-    sink.log(row(1, per_seed=spread, failed=[2], beta=0.5, policy_loss=float("nan")))
+    sink.log(row(1, per_agent=spread, failed=[2], beta=0.5, policy_loss=float("nan")))
     sink.log(row(2))
     sink.close(None, 0)
     events = read_events(run)
@@ -322,9 +322,9 @@ def test_tensorboard_shows_the_rows_under_grouped_tags_over_steps_of_one_agent(r
     assert events["loss/total"] == [(1.8e9 + 1, 250, 1.0), (1.8e9 + 2, 500, 0.5)]
     first = {tag: values[0][2] for tag, values in events.items()}
     assert first["algo/beta"] == 0.5
-    assert (first["seeds/return_min"], first["seeds/return_max"]) == (1.0, 9.0)
-    assert first["seeds/failed"] == 1
-    assert not {"loss/policy", "algo/env_steps", "algo/time", "algo/per_seed"} & set(events)
+    assert (first["agents/return_min"], first["agents/return_max"]) == (1.0, 9.0)
+    assert first["agents/failed"] == 1
+    assert not {"loss/policy", "algo/env_steps", "algo/time", "algo/per_agent"} & set(events)
 
 
 def test_events_are_cut_back_even_where_the_resumed_run_wants_none(run):
@@ -547,7 +547,7 @@ def summary(**changes):
             "iqm": 495.0,
             "ci95": (481.25, 499.75),
             "episodes": 128,
-            "per_seed": [490.25],
+            "per_agent": [490.25],
         },
         "target_return": 475.0,
         "seconds_to_target": 6.31,
@@ -614,7 +614,7 @@ def test_the_final_table_of_one_agent():
 
 def test_the_final_table_of_several_agents_names_the_worst_and_the_failed():
     config = dataclasses.replace(QUIET, seed=10, num_seeds=5)
-    evaluation = summary()["evaluation"] | {"per_seed": [500.0, 200.5, None, 490.0, 480.0]}
+    evaluation = summary()["evaluation"] | {"per_agent": [500.0, 200.5, None, 490.0, 480.0]}
     result = summary(
         num_seeds=5, failed=[2], evaluation=evaluation, seconds_to_target=None, return_100=None
     )

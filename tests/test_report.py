@@ -36,7 +36,7 @@ def make_run(
     failed=None,
     **config,
 ):
-    """A run directory as `jaxrl_scale.train` leaves it; ``failed`` is (member, row)."""
+    """A run directory as `jaxrl_scale.train` leaves it; ``failed`` is (agent, row)."""
     path.mkdir(parents=True)
     own = {"name": algo, "learning_rate": learning_rate, "gamma": 0.99}
     settings = {
@@ -62,7 +62,7 @@ def make_run(
     for k in range(1, rows + 1):
         mean = final * (1 - np.exp(-pace * k / rows)) * rng.normal(1, 0.01, seeds)
         done = [int(failed[0])] if failed and k >= failed[1] else []
-        member = {
+        agent = {
             "return": mean * rng.normal(1, 0.08, seeds),
             "return_100": mean if k > 2 else np.full(seeds, np.nan),
             "length": np.abs(mean),
@@ -89,17 +89,17 @@ def make_run(
         }
         row |= {
             name: None if np.isnan(x[alive]).any() else float(stats.trim_mean(x[alive], 0.25))
-            for name, x in member.items()
+            for name, x in agent.items()
         }
         if seeds > 1:
-            row["per_seed"] = {
-                n: [None if math.isnan(v) else float(v) for v in x] for n, x in member.items()
+            row["per_agent"] = {
+                n: [None if math.isnan(v) else float(v) for v in x] for n, x in agent.items()
             }
             row["failed"] = done
         lines.append(json.dumps(row))
     (path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     if finished:
-        per_seed = [None if failed and m == failed[0] else final - 3.0 * m for m in range(seeds)]
+        per_agent = [None if failed and m == failed[0] else final - 3.0 * m for m in range(seeds)]
         summary = {
             "status": "done",
             "iterations": rows,
@@ -112,7 +112,7 @@ def make_run(
                 "iqm": final - 2.5,
                 "ci95": [final - 20.5, final + 1.25],
                 "episodes": 128,
-                "per_seed": per_seed,
+                "per_agent": per_agent,
             },
             "target_return": target,
             "seconds_to_target": 71.0,
@@ -248,9 +248,9 @@ def test_a_curve_is_drawn_over_the_steps_of_one_agent_and_drops_failed_seeds(tmp
     run = rows_of(
         tmp_path,
         [
-            {"env_steps": 30, "x": None, "per_seed": {"x": [1.0, None, 3.0]}, "failed": []},
-            {"env_steps": 60, "x": 2.0, "per_seed": {"x": [1.0, 2.0, 3.0]}, "failed": []},
-            {"env_steps": 90, "x": 2.0, "per_seed": {"x": [2.0, 2.0, 9.0]}, "failed": [2]},
+            {"env_steps": 30, "x": None, "per_agent": {"x": [1.0, None, 3.0]}, "failed": []},
+            {"env_steps": 60, "x": 2.0, "per_agent": {"x": [1.0, 2.0, 3.0]}, "failed": []},
+            {"env_steps": 90, "x": 2.0, "per_agent": {"x": [2.0, 2.0, 9.0]}, "failed": [2]},
         ],
         seeds=3,
     )
@@ -411,7 +411,7 @@ def test_the_command_writes_into_the_run_directory_and_names_every_file(tmp_path
 
 
 GOOD_ROW = {"iteration": 1, "env_steps": 64, "wall_seconds": 1, "compile_seconds": 1}
-TWO_AGENTS = {"steps_per_second": 1, "per_seed": {"loss": [1, 2]}}
+TWO_AGENTS = {"steps_per_second": 1, "per_agent": {"loss": [1, 2]}}
 DONE = {"status": "done", "failed": [], "compile_seconds": 1}
 
 

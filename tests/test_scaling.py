@@ -46,7 +46,7 @@ def write_run(path, *, speeds, status="done", failed=(), final=(-80.0, -90.0), d
         returns = [-500 + 100 * k, -500 + 50 * k]  # until it failed it had some, too
         row = {"iteration": 2 * k, "env_steps": 2 * 160 * k, "steps_per_second": speed}
         row |= {"wall_seconds": 4 + 3 * k, "compile_seconds": 4, "return_100": -1}
-        lines.append(json.dumps(row | {"per_seed": {"return_100": returns}, "failed": [*failed]}))
+        lines.append(json.dumps(row | {"per_agent": {"return_100": returns}, "failed": [*failed]}))
     (path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     config = Config(env="Acrobot-v1", num_seeds=2)
     (path / "config.json").write_text(json.dumps(files.to_json(config)))

@@ -96,7 +96,7 @@ def test_of_one_agent_the_sample_is_its_episodes():
     assert high - low == pytest.approx(2 * 1.96 * 10 / 20, rel=0.15)
     middle = np.sort(returns[0])[100:300]
     assert result["iqm"] == pytest.approx(middle.mean())
-    assert (result["episodes"], result["per_seed"]) == (400, [pytest.approx(returns.mean())])
+    assert (result["episodes"], result["per_agent"]) == (400, [pytest.approx(returns.mean())])
     assert statistics.summarize(returns) == result, "the bootstrap repeats itself"
 
 
@@ -104,7 +104,7 @@ def test_of_several_agents_the_sample_is_their_means():
     agents = np.array([0.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0, 1000.0])
     returns = agents[:, None] + np.array([-50.0, 0.0, 50.0])
     result = statistics.summarize(returns)
-    assert result["per_seed"] == agents.tolist()
+    assert result["per_agent"] == agents.tolist()
     assert result["mean"] == agents.mean()
     assert result["iqm"] == 12.5  # of the middle four; the outliers do not count
     assert result["ci95"] == statistics.interval(agents)
@@ -117,7 +117,7 @@ def test_an_agent_that_failed_is_left_out_and_harms_no_statistic():
     returns = np.insert(good, 2, np.nan, axis=0)
     returns = np.insert(returns, 0, 1e9, axis=0)
     result = statistics.summarize(returns, failed=[0])
-    left_out = [score is None for score in result.pop("per_seed")]
+    left_out = [score is None for score in result.pop("per_agent")]
     assert left_out == [True, False, False, True, False, False]
     whole = statistics.summarize(good)
     assert result == {name: whole[name] for name in result}

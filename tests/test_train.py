@@ -134,7 +134,7 @@ def test_the_summary_has_the_documented_schema(reference):
     assert result["iterations"] == 24
     assert result["failed"] == []
     assert evaluation["episodes"] == SMALL["eval_episodes"]
-    assert evaluation["per_seed"] == [evaluation["mean"]]
+    assert evaluation["per_agent"] == [evaluation["mean"]]
     assert evaluation["ci95"][0] < evaluation["mean"] < evaluation["ci95"][1]
     last = rows(path)[-1]
     assert result["return_100"] == last["return_100"]
@@ -483,7 +483,7 @@ FIRST_SEED, NUM_SEEDS = 2, 4
 
 @pytest.fixture(scope="module")
 def population(world):
-    """Seeds of which some fail and some do not; killed on two devices (whole members on each),
+    """Seeds of which some fail and some do not; killed on two devices (whole agents on each),
     resumed on one."""
     path = world.folder / "population"
     seeds = ["--seed", FIRST_SEED, "--num_seeds", NUM_SEEDS]
@@ -497,29 +497,29 @@ def population(world):
     return path, done
 
 
-def single(world: World, member: int, *more):
-    path = world.folder / f"single{member}"
-    seed = ["--seed", FIRST_SEED + member]
+def single(world: World, agent: int, *more):
+    path = world.folder / f"single{agent}"
+    seed = ["--seed", FIRST_SEED + agent]
     return path, world.train(path, *POISONED, *seed, *more)
 
 
-def of_member(leaves: dict[str, np.ndarray], member: int) -> dict[str, np.ndarray]:
-    return {name: leaf[member : member + 1] for name, leaf in leaves.items()}
+def of_agent(leaves: dict[str, np.ndarray], agent: int) -> dict[str, np.ndarray]:
+    return {name: leaf[agent : agent + 1] for name, leaf in leaves.items()}
 
 
-def test_a_member_is_the_single_run_with_its_seed_whatever_becomes_of_the_others(world, population):
+def test_an_agent_is_the_single_run_with_its_seed_whatever_becomes_of_the_others(world, population):
     path, _ = population
     survivors = [k for k in range(NUM_SEEDS) if k not in summary(path)["failed"]]
     _, leaves = state(path)
-    for member in survivors[:2]:
-        alone, done = single(world, member)
+    for agent in survivors[:2]:
+        alone, done = single(world, agent)
         well(done)
-        assert_same_bits(of_member(leaves, member), state(alone)[1])
+        assert_same_bits(of_agent(leaves, agent), state(alone)[1])
         for together, own in zip(rows(path), rows(alone), strict=True):
-            of_this = {name: values[member] for name, values in together["per_seed"].items()}
+            of_this = {name: values[agent] for name, values in together["per_agent"].items()}
             assert of_this == {name: own[name] for name in of_this}
         evaluations = summary(path)["evaluation"], summary(alone)["evaluation"]
-        assert evaluations[0]["per_seed"][member] == evaluations[1]["mean"]
+        assert evaluations[0]["per_agent"][agent] == evaluations[1]["mean"]
 
 
 def test_a_single_run_whose_loss_is_not_finite_stops_and_names_the_last_good_checkpoint(
@@ -528,14 +528,14 @@ def test_a_single_run_whose_loss_is_not_finite_stops_and_names_the_last_good_che
     path, _ = population
     first = {}  # the iteration at which each failed
     for row in rows(path):
-        for member in row["failed"]:
-            first.setdefault(member, row["iteration"])
-    member = max(first, key=first.get)
-    assert first[member] > 2, "another dose or seed is needed"
-    alone, done = single(world, member)
-    good = (first[member] - 1) // 2 * 2
+        for agent in row["failed"]:
+            first.setdefault(agent, row["iteration"])
+    agent = max(first, key=first.get)
+    assert first[agent] > 2, "another dose or seed is needed"
+    alone, done = single(world, agent)
+    good = (first[agent] - 1) // 2 * 2
     wanted = (
-        f"error: the loss is no longer finite at iteration {first[member]}; last good "
+        f"error: the loss is no longer finite at iteration {first[agent]}; last good "
         f"checkpoint: {alone}/checkpoints/{good}; a smaller --algo.learning_rate may help\n"
     )
     assert (done.status, done.err) == (NOT_FINITE, wanted)
@@ -544,7 +544,7 @@ def test_a_single_run_whose_loss_is_not_finite_stops_and_names_the_last_good_che
     assert params
     assert all(np.isfinite(x).all() for x in params)
     assert summary(alone)["status"] == "failed"
-    assert [row["iteration"] for row in rows(alone)] == list(range(1, first[member]))
+    assert [row["iteration"] for row in rows(alone)] == list(range(1, first[agent]))
     again = world.resume(alone)
     assert (again.status, again.err) == (NOT_FINITE, wanted)
 
@@ -554,22 +554,22 @@ def test_a_population_is_reported_one_by_one_and_as_interquartile_mean(populatio
     result, failed = summary(path), summary(path)["failed"]
     assert result["num_seeds"] == NUM_SEEDS
     evaluation = result["evaluation"]
-    assert [score is None for score in evaluation["per_seed"]] == [
+    assert [score is None for score in evaluation["per_agent"]] == [
         k in failed for k in range(NUM_SEEDS)
     ]
-    scores = [score for score in evaluation["per_seed"] if score is not None]
+    scores = [score for score in evaluation["per_agent"] if score is not None]
     assert evaluation["mean"] == pytest.approx(np.mean(scores))
     low, high = evaluation["ci95"]
     assert min(scores) <= low <= evaluation["iqm"] <= high <= max(scores)
     assert f"{NUM_SEEDS}  ({len(failed)} failed: seed " in done.out
     assert "worst agents" in done.out
     row = rows(path)[-1]
-    assert all(len(values) == NUM_SEEDS for values in row["per_seed"].values())
+    assert all(len(values) == NUM_SEEDS for values in row["per_agent"].values())
     assert row["env_steps"] > 3 * 24 * 200
-    assert "seeds/failed" in events(path)
+    assert "agents/failed" in events(path)
 
 
-def test_when_all_members_fail_the_run_stops_and_a_bad_cache_is_no_reason_for_a_word(world, path):
+def test_when_all_agents_fail_the_run_stops_and_a_bad_cache_is_no_reason_for_a_word(world, path):
     more = ["--env_kwargs.dose=1.0", "--num_seeds", 2, "--compilation_cache", "/proc/nowhere"]
     done = world.train(path, *POISONED, *more)
     assert done.status == NOT_FINITE

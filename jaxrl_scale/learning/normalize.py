@@ -81,7 +81,7 @@ def merge(old: Statistics, count: Array, mean: Array, variance: Array) -> Statis
 
     Computed in a loop over two copies, which XLA neither inlines nor fuses with what stands
     around it: which of these products become fused multiply-adds would otherwise depend on
-    that, and a member of a population would differ from the single run.
+    that, and an agent of a population would differ from the single run.
     """
     twice = jax.tree.map(lambda x: jnp.stack([x, x]), (old, count, mean, variance))
     return jax.tree.map(lambda x: x[0], jax.lax.map(lambda args: _merge(*args), twice))

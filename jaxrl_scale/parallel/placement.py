@@ -64,9 +64,9 @@ class Placement:
 
     def describe(self) -> str:
         """For people: ``2 cpu devices with 4 shards each, exact sums``."""
-        by_seeds = self.by_agents and self.num_agents > 1
-        held = (self.num_agents if by_seeds else self.num_shards) // self.num_devices
-        what = "seeds" if by_seeds else "shards"
+        whole_agents = self.by_agents and self.num_agents > 1
+        held = (self.num_agents if whole_agents else self.num_shards) // self.num_devices
+        what = "agents" if whole_agents else "shards"
         idle = f", {self.idle} idle" if self.idle else ""
         here = len(self.at_hand)
         kind = f"{self.devices[0].platform} device" + "s" * (here > 1)

@@ -75,7 +75,7 @@ class Progress:
     def row(self, metrics: dict[str, np.ndarray]) -> dict[str, Any]:
         """A row of metrics. With one agent it has the agent's numbers. With several it has their
         interquartile means over the agents that have not failed, and each agent's numbers under
-        ``per_seed``."""
+        ``per_agent``."""
         sums = self.since_row
         self.since_row = {name: np.zeros_like(values) for name, values in sums.items()}
         episodes = sums["ended"]
@@ -89,7 +89,7 @@ class Progress:
         row: dict[str, Any] = {"episodes": int(episodes.sum())}
         row |= {name: self.iqm(values) for name, values in columns.items()}
         if len(episodes) > 1:
-            row["per_seed"] = {k: [_plain(x) for x in v] for k, v in columns.items()}
+            row["per_agent"] = {k: [_plain(x) for x in v] for k, v in columns.items()}
             row["failed"] = sorted(self.failed)
         return row
 

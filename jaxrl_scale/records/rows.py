@@ -12,7 +12,7 @@ A **row** is a flat dict. It has
 - the metrics of the algorithm, which ``docs/metrics.md`` explains.
 
 With several agents each number is the interquartile mean over those that have not failed,
-``per_seed`` holds ``{metric: [one number for each agent]}``, and ``failed`` the indices of the
+``per_agent`` holds ``{metric: [one number for each agent]}``, and ``failed`` the indices of the
 agents of which some metric was not finite. ``null`` stands for a number that does not exist, and
 for NaN and infinities, which JSON does not know.
 
@@ -58,10 +58,10 @@ TAGS = {
     "compile_seconds": "time/compile_seconds",
 }
 """Names in TensorBoard and wandb; ``algo/<name>`` for what is not listed. The horizontal axis
-is ``env_steps`` of one agent. With several agents ``seeds/<metric>_min`` and ``_max`` show the
-spread of the returns, ``seeds/failed`` the number of those that failed."""
+is ``env_steps`` of one agent. With several agents ``agents/<metric>_min`` and ``_max`` show the
+spread of the returns, ``agents/failed`` the number of those that failed."""
 
-_NOT_DRAWN = ("env_steps", "time", "per_seed", "failed")
+_NOT_DRAWN = ("env_steps", "time", "per_agent", "failed")
 _SPREAD = ("return", "return_100", "eval_return")
 
 
@@ -73,7 +73,7 @@ class Evaluation(TypedDict):
     # The 95 % interval of the IQM; of the mean where there is one agent.
     ci95: tuple[float | None, float | None]
     episodes: int  # of each agent
-    per_seed: list[float | None]  # each agent's mean return; None where it failed
+    per_agent: list[float | None]  # each agent's mean return; None where it failed
 
 
 class Summary(TypedDict, total=False):
@@ -118,11 +118,11 @@ def read_rows(path: Path) -> list[Row]:
 def scalars(row: Row) -> dict[str, float]:
     """What TensorBoard and wandb draw of a row: tag and number."""
     drawn = {TAGS.get(k, f"algo/{k}"): v for k, v in row.items() if k not in _NOT_DRAWN}
-    per_seed = row.get("per_seed") or {}
+    per_agent = row.get("per_agent") or {}
     for metric in _SPREAD:
-        if values := [v for v in per_seed.get(metric, ()) if v is not None]:
-            drawn[f"seeds/{metric}_min"] = min(values)
-            drawn[f"seeds/{metric}_max"] = max(values)
+        if values := [v for v in per_agent.get(metric, ()) if v is not None]:
+            drawn[f"agents/{metric}_min"] = min(values)
+            drawn[f"agents/{metric}_max"] = max(values)
     if "failed" in row:
-        drawn["seeds/failed"] = len(row["failed"])
+        drawn["agents/failed"] = len(row["failed"])
     return {tag: v for tag, v in drawn.items() if isinstance(v, int | float)}

@@ -77,7 +77,7 @@ class Run:
         count = self.config.num_seeds
         out = np.full((len(self.rows), count), np.nan)
         for values, row in zip(out, self.rows, strict=True):
-            found = [row.get(metric)] if count == 1 else row.get("per_seed", {}).get(metric)
+            found = [row.get(metric)] if count == 1 else row.get("per_agent", {}).get(metric)
             numbers = [x if isinstance(x, int | float) else np.nan for x in found or ()]
             values[: len(numbers)] = numbers
             values[row.get("failed", [])] = np.nan
@@ -156,7 +156,7 @@ def read_trace(path: Path) -> Trace:
     returns = run.per_agent(return_metric(run))
     returns[:, run.summary["failed"]] = np.nan
     evaluation = run.summary.get("evaluation")
-    scores = evaluation["per_seed"] if evaluation else [None] * run.config.num_seeds
+    scores = evaluation["per_agent"] if evaluation else [None] * run.config.num_seeds
     return Trace(
         iterations=run.column("iteration"),
         steps=run.column("env_steps") / run.config.num_seeds,
@@ -205,7 +205,7 @@ class _Row(TypedDict, total=False):
     wall_seconds: float
     compile_seconds: float
     steps_per_second: float
-    per_seed: dict[str, list[float | None]]
+    per_agent: dict[str, list[float | None]]
     failed: list[int]
 
 
@@ -248,8 +248,8 @@ def _check(data: Any, kind: Any, num_agents: int, where: str) -> None:
             shown = json.dumps(data[name])
             shown = shown if len(shown) <= 40 else f"{shown[:39]}…"
             raise RunError(f"{where} is damaged: {name} is {shown}")
-    lists = [*(data.get("per_seed") or {}).values()]
-    lists += [evaluation["per_seed"]] if (evaluation := data.get("evaluation")) else []
+    lists = [*(data.get("per_agent") or {}).values()]
+    lists += [evaluation["per_agent"]] if (evaluation := data.get("evaluation")) else []
     indices = data.get("failed") or []
     if any(len(x) != num_agents for x in lists) or any(k not in range(num_agents) for k in indices):
         raise RunError(f"{where} does not fit num_seeds={num_agents} of config.json")

@@ -92,7 +92,7 @@ def summarize(returns: np.ndarray, failed: Collection[int] = ()) -> Evaluation:
     Of several agents the sample is their mean returns: ``iqm`` is the interquartile mean and
     ``ci95`` its interval. Of one agent the sample is its episodes, and ``ci95`` is the interval
     of their ``mean``. Agents that ``failed``, or whose returns are not finite, are left out and
-    are ``None`` in ``per_seed``.
+    are ``None`` in ``per_agent``.
     """
     per_agent = returns.mean(1, dtype=np.float64)
     out = {*failed, *map(int, np.flatnonzero(~np.isfinite(per_agent)))}
@@ -105,7 +105,7 @@ def summarize(returns: np.ndarray, failed: Collection[int] = ()) -> Evaluation:
         "iqm": float(iqm(sample)) if len(sample) else None,
         "ci95": interval(sample, centre),
         "episodes": int(returns.shape[1]),
-        "per_seed": [None if k in out else float(x) for k, x in enumerate(per_agent)],
+        "per_agent": [None if k in out else float(x) for k, x in enumerate(per_agent)],
     }
 
 

@@ -166,7 +166,7 @@ def summary_lines(config: Config, summary: Summary) -> list[tuple[str, str]]:
         interval = f"95% interval {number(low)} to {number(high)}"
         episodes = f"{evaluation['episodes']:,} episodes{' of each agent' if several else ''}"
         lines.append(("evaluation return", f"{centre}  ({kind}{interval}; {episodes})"))
-        scores = {k: v for k, v in enumerate(evaluation["per_seed"]) if v is not None}
+        scores = {k: v for k, v in enumerate(evaluation["per_agent"]) if v is not None}
         if several and scores:
             lines.append(("  mean", number(evaluation["mean"])))
             low, high = min(scores.values()), max(scores.values())
