@@ -26,7 +26,7 @@ INTERRUPTED = 128 + signal.SIGINT
 
 MEANING = {
     FINISHED: "finished",
-    UNFINISHED: "some run did not come to its end",
+    UNFINISHED: "some run did not come to its end; its log is in its folder",
     MISTAKE: "a mistake in the call or in the config; nothing was started",
     NOT_FINITE: "no agent's loss is finite any more",
     INPUT_OUTPUT_ERROR: "an input/output error, such as a full disk",

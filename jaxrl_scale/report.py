@@ -39,7 +39,7 @@ from jaxrl_scale.figures.report_plots import (
 from jaxrl_scale.figures.video import small_gif
 from jaxrl_scale.records import runs
 from jaxrl_scale.records.run_directory import io_errors, short
-from jaxrl_scale.records.runs import Run
+from jaxrl_scale.records.runs import PastRun
 from jaxrl_scale.records.terminal import compact, duration, number
 
 EPISODE_BYTES = 2_000_000
@@ -129,7 +129,7 @@ def page(shown: Sequence[Drawn], plots: Sequence[list[Plot]], episodes: Sequence
     )
 
 
-def _tiles(run: Run) -> list[Cell]:
+def _tiles(run: PastRun) -> list[Cell]:
     """The most important numbers of a run."""
     result, evaluation = run.result, _evaluation(run)
     within = f"95 % interval {evaluation.small}" if evaluation.small else "none yet"
@@ -145,7 +145,7 @@ def _tiles(run: Run) -> list[Cell]:
     return tiles
 
 
-def _results(run: Run) -> dict[str, Cell]:
+def _results(run: PastRun) -> dict[str, Cell]:
     """A run's line in the table of results."""
     result, config = run.result, run.config
     failed = [config.seed + k for k in result["failed"]]
@@ -173,7 +173,7 @@ def _results(run: Run) -> dict[str, Cell]:
     }
 
 
-def _evaluation(run: Run) -> Cell:
+def _evaluation(run: PastRun) -> Cell:
     found = run.result.get("evaluation")
     if not found:
         return Cell(NONE)
@@ -182,7 +182,7 @@ def _evaluation(run: Run) -> Cell:
     return Cell(number(center), f"{number(low)} to {number(high)}")
 
 
-def _worst(run: Run) -> Cell:
+def _worst(run: PastRun) -> Cell:
     found = run.result.get("evaluation")
     scores = enumerate(found["per_agent"] if found else [], run.config.seed)
     known = [(score, seed) for seed, score in scores if score is not None]
@@ -192,7 +192,7 @@ def _worst(run: Run) -> Cell:
     return Cell(number(score), f"seed {seed}")
 
 
-def _to_target(run: Run) -> str:
+def _to_target(run: PastRun) -> str:
     if run.result["target_return"] is None:
         return NONE
     reached = run.result.get("seconds_to_target")
@@ -201,7 +201,7 @@ def _to_target(run: Run) -> str:
     return duration(reached)
 
 
-def _origin(run: Run) -> dict[str, Any]:
+def _origin(run: PastRun) -> dict[str, Any]:
     """Where a run ran: by its last start, since a run may move."""
     last = run.starts[-1] if run.starts else {}
     devices = Counter(map(str, last.get("devices") or ()))

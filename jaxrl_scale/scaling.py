@@ -33,7 +33,15 @@ from typing import Any
 from jaxrl_scale import commands
 from jaxrl_scale.config import Config, command_line
 from jaxrl_scale.envs import make
-from jaxrl_scale.errors import UNFINISHED, RunError
+from jaxrl_scale.errors import (
+    FINISHED,
+    INPUT_OUTPUT_ERROR,
+    INTERRUPTED,
+    MISTAKE,
+    UNFINISHED,
+    RunError,
+    status_table,
+)
 from jaxrl_scale.options import largest_divisor
 from jaxrl_scale.parallel.machine import free_port, visible_cores, visible_gpus
 from jaxrl_scale.records.run_directory import io_errors, short, write_atomically
@@ -242,15 +250,6 @@ Options after -- are those of python -m jaxrl_scale.train. The same command cont
 study that was interrupted. With other values of the axes it adds to the same table.
 """
 
-_EPILOG = """\
-exit status:
-  0   all runs are done and the table is written
-  1   some run did not come to its end; the logs of its processes are in its folder
-  2   there is a mistake in the call; nothing was started
-  74  input or output failed, for example because the disk is full
-  130, 143  interrupted; the runs were saved, and the same command continues
-"""
-
 
 _AXES = {
     "threads": "number of cores that each process is bound to [an equal share of all cores; "
@@ -267,7 +266,7 @@ def _parser() -> commands.Parser:
         usage="python -m jaxrl_scale.scaling --config=FILE [--AXIS=N,N,...] [-- TRAIN_OPTIONS]\n"
         "       python -m jaxrl_scale.scaling --analyse=FOLDER",
         description=_DESCRIPTION,
-        epilog=_EPILOG,
+        epilog=status_table(FINISHED, UNFINISHED, MISTAKE, INPUT_OUTPUT_ERROR, INTERRUPTED),
         elsewhere="those for the trainer follow --",
     )
 

@@ -26,7 +26,7 @@ STRICT = {
     f"test_{what}"
     for what in (
         *("returns", "normalize", "optim", "replay", "networks", "rollout"),
-        *("ppo", "a2c", "impala", "pqn", "dqn", "apex", "q_learning", "recurrent"),
+        *("ppo", "a2c", "impala", "pqn", "dqn", "apex", "q_learning", "recurrent", "algorithms"),
     )
 }
 """Modules in which arrays must have the right rank and dtype by themselves: those of what

@@ -206,7 +206,9 @@ def test_acting_looks_at_normalized_observations(name, evaluated):
     algo, _, start, _ = updating(name)
     rng = np.random.default_rng(3)
     params = jax.tree.map(  # without biases, which could decide every action
-        lambda x: jnp.asarray(rng.normal(size=x.shape) * (x.ndim > 1), jnp.float32) + (x == 1),
+        lambda x: jnp.asarray(
+            rng.normal(size=x.shape) * (x.ndim > 1) + (np.asarray(x) == 1), jnp.float32
+        ),
         start.params,
     )
     start = start._replace(params=params)

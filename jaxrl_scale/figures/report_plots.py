@@ -14,7 +14,7 @@ import numpy as np
 from jaxrl_scale.figures.plot_style import COLORS, LINES, SOFT, dress, new_figure, png
 from jaxrl_scale.records import statistics
 from jaxrl_scale.records.rows import TIMINGS
-from jaxrl_scale.records.runs import Run, return_metric
+from jaxrl_scale.records.runs import PastRun, return_metric
 from jaxrl_scale.records.terminal import compact, duration
 
 if TYPE_CHECKING:
@@ -43,13 +43,13 @@ _NOT_DRAWN = TIMINGS | {"iteration", "env_steps", "episodes", "return", "return_
 class Drawn:
     """A run and how it is drawn: the same label, colour and line in every plot."""
 
-    run: Run
+    run: PastRun
     label: str
     color: str
     line: str
 
 
-def drawn(runs: Sequence[Run]) -> list[Drawn]:
+def drawn(runs: Sequence[PastRun]) -> list[Drawn]:
     """The runs, labelled by the ends of their paths: as many folders as tell them apart."""
     depth = 1
     while len({run.path.parts[-depth:] for run in runs}) < len(runs):
@@ -85,7 +85,7 @@ class Curve(NamedTuple):
         return low, high
 
 
-def curve(run: Run, metric: str) -> Curve:
+def curve(run: PastRun, metric: str) -> Curve:
     """A metric of a run, thinned to `CURVE_POINTS` rows, the last one among them."""
     stride = math.ceil(len(run.rows) / CURVE_POINTS)
     kept = slice((len(run.rows) - 1) % stride, None, stride)

@@ -25,7 +25,7 @@ from jaxrl_scale.records.run_directory import short
 
 
 @dataclass(frozen=True)
-class Run:
+class PastRun:
     """What a run has left in its directory so far. ``R`` rows, ``P`` agents."""
 
     path: Path
@@ -84,7 +84,7 @@ class Run:
         return out
 
 
-def read(path: Path) -> Run:
+def read(path: Path) -> PastRun:
     """A run directory that has rows of metrics, read and checked."""
     if path.is_file():
         raise RunError(f"{short(path)} is a file; give the directory of a run")
@@ -102,7 +102,9 @@ def read(path: Path) -> Run:
         _check(row, _Row, config.num_seeds, f"{short(path / 'metrics.jsonl')}, line {number}")
     record = read_object(path / "run.json")
     _check(record, _Record, config.num_seeds, short(path / "run.json"))
-    return Run(path, config, rows, read_summary(path, config.num_seeds), record.get("starts", []))
+    return PastRun(
+        path, config, rows, read_summary(path, config.num_seeds), record.get("starts", [])
+    )
 
 
 def read_summary(path: Path, num_agents: int) -> Summary:
@@ -169,7 +171,7 @@ def read_trace(path: Path) -> Trace:
     )
 
 
-def return_metric(run: Run) -> str:
+def return_metric(run: PastRun) -> str:
     """``return_100``, or ``return`` (the mean since the row before) of a run that is too short for
     100 episodes."""
     return "return_100" if any(row.get("return_100") is not None for row in run.rows) else "return"
