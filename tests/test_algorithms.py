@@ -114,7 +114,9 @@ def updating(name, **changes):
     config = Config(algo=algos.get(name).Config(**options), iterations=LAST, **whole)
     algo = algos.get(name).make(config, SPEC, local_pool(S))
     local = jax.vmap(algo.init_local, (None, 0))(jax.random.key(0), jnp.arange(S))
-    compiled, start = jax.jit(algo.update), first_shared(algo, config)
+    quickly = {"xla_backend_optimization_level": "0"}
+    compiled = jax.jit(algo.update, compiler_options=quickly)
+    start = first_shared(algo, config)
 
     def update(start, rollout, iteration=0):
         rollout = jax.tree.map(jnp.asarray, rollout)

@@ -862,9 +862,9 @@ def assert_lost(done, who, why):
         assert one.err.count("error: ") == 1
 
 
-@pytest.mark.parametrize(("number", "victim"), [(2, 0), (4, 2)])
-def test_a_killed_process_ends_all_at_once(world, reference, path, number, victim):
-    trial = Trial(world, path, number).saved(6).send(victim, signal.SIGKILL)
+@pytest.mark.parametrize("victim", [0, 1])  # of four: in the slow soak
+def test_a_killed_process_ends_all_at_once(world, reference, path, victim):
+    trial = Trial(world, path).saved(6).send(victim, signal.SIGKILL)
     done, seconds = trial.survivors(victim)
     assert_lost(done, victim, "(its connection closed|.*reset)")
     assert seconds < HEARTBEAT
@@ -890,9 +890,8 @@ def test_a_process_frozen_for_a_while_loses_nothing(world, reference, path):
     assert_same_run(path, reference)
 
 
-@pytest.mark.parametrize("told", [0, 1])
-def test_a_signal_to_one_process_stops_all_at_one_iteration(world, reference, path, told):
-    trial = Trial(world, path).saved(6).send(told, signal.SIGTERM)
+def test_a_signal_to_one_process_stops_all_at_one_iteration(world, reference, path):
+    trial = Trial(world, path).saved(6).send(1, signal.SIGTERM)
     done, _ = trial.survivors()
     assert {d.status for d in done.values()} == {AGAIN}
     assert all(d.err == "" for d in done.values())
@@ -904,7 +903,7 @@ def test_a_signal_to_one_process_stops_all_at_one_iteration(world, reference, pa
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_process_killed_while_it_saves_leaves_whole_checkpoints(world, reference, path, victim):
-    events = [90, 110, 60] if victim == 0 else [50, 60, 40]
+    events = [90, 60] if victim == 0 else [50, 40]
     for event in events:  # file events of different kinds, in different saves
         trial = Trial(world, path, accidents={victim: {"kill_at_file_event": event}})
         trial.since = time.monotonic()
