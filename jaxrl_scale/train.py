@@ -19,8 +19,8 @@ from jaxrl_scale.config import Config, Launch, check, check_algo, command_line, 
 from jaxrl_scale.errors import FINISHED, RunError
 from jaxrl_scale.loop import protocol
 from jaxrl_scale.loop.agent import Agent, load
+from jaxrl_scale.loop.make import make_runner
 from jaxrl_scale.loop.prepare import compiled_meanwhile, jax_settings_restored
-from jaxrl_scale.loop.runner import Runner
 from jaxrl_scale.loop.stop import StopRequest
 from jaxrl_scale.parallel import backend
 from jaxrl_scale.parallel.cluster import find
@@ -82,7 +82,7 @@ def train(
         run = _finished(config, resume, hosts)
         if run is None:
             placement = backend.initialize(config, hosts)  # before the environment runs
-            runner = Runner(config, envs.make(config.env, **config.env_kwargs), placement)
+            runner = make_runner(config, envs.make(config.env, **config.env_kwargs), placement)
             runner.check_memory()
             run = loop(config, runner, hosts, clock, name, resume)
         hosts.close()
@@ -104,6 +104,7 @@ def loop(
     """
     last = config.num_iterations
     with (
+        closing(runner),
         run_directory.entered(config, name, resume, hosts) as directory,
         StopRequest(hosts.several) as stop,
         compiled_meanwhile(runner, hosts, bool(config.compilation_cache)) as wait_for_compiler,
@@ -119,7 +120,7 @@ def loop(
         log.start(runner.describe(), runner.facts(), bool(resume), [checkpoints.warning])
         wait_for_compiler()
         log.compiled()
-        state = runner.place(saved_state) if found else runner.init()
+        state = runner.place(saved_state, log.say) if found else runner.init()
 
         def due(every: int) -> bool:
             return every > 0 and (iteration % every == 0 or iteration == last)
@@ -139,7 +140,7 @@ def loop(
             if due(config.eval_every):
                 log.evaluated(runner.evaluate(state))
             if due(config.log_every) or due(config.eval_every):
-                log.write()
+                log.write(runner.memory())
             if due(config.checkpoint_every):
                 save()
 
@@ -155,7 +156,7 @@ def loop(
                 log.evaluated(runner.evaluate(state))
         checkpoints.wait()
         by = stop.requested or "a signal to another process"
-        summary = log.finish(status, runner.peak_memory_mb(), stopped_by=by)
+        summary = log.finish(status, runner.memory(), stopped_by=by)
         # No process leaves before all have ended well. Only process 0 has the whole summary.
         summary = hosts.gather("summary", run_directory.plain(summary))[0]
     return Run(directory.path, config, summary, STATUSES[summary["status"]])

@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxrl_scale import envs
 from jaxrl_scale.config import files
-from jaxrl_scale.loop.runner import Runner
+from jaxrl_scale.loop.make import make_runner
 from jaxrl_scale.parallel.backend import place
 from jaxrl_scale.parallel.machine import free_port
 from jaxrl_scale.records import array_folder, checkpoint
@@ -200,7 +200,8 @@ def events(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
 def _abstract_state(config_json: str) -> Any:
     config = files.from_json(json.loads(config_json)).replace(devices=1)
     one = place(config, jax.local_devices()[:1])
-    return Runner(config, envs.make(config.env, **config.env_kwargs), one).abstract_state()
+    env = envs.make(config.env, **config.env_kwargs)
+    return make_runner(config, env, one).abstract_state()
 
 
 def state(run_dir: Path, iteration: int | None = None) -> tuple[int, dict[str, np.ndarray]]:

@@ -8,7 +8,7 @@ import numpy as np
 from jaxrl_scale import algos, envs
 from jaxrl_scale.algos import ppo
 from jaxrl_scale.config import Config, check
-from jaxrl_scale.loop.runner import Runner
+from jaxrl_scale.loop.make import make_runner
 from jaxrl_scale.options import traced
 from jaxrl_scale.parallel import backend
 
@@ -31,7 +31,7 @@ def runner_of(config, env=None, algo=None, monkeypatch=None):
         module = type("module", (), {"make": staticmethod(algo)})
         monkeypatch.setattr(algos, "get", lambda name: module)
     placement = backend.place(config, jax.local_devices())
-    runner = Runner(config, env or envs.make(config.env, **config.env_kwargs), placement)
+    runner = make_runner(config, env or envs.make(config.env, **config.env_kwargs), placement)
     runner.compile()
     return runner
 

@@ -52,18 +52,22 @@ if path := accident.get("count"):
 
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-from jaxrl_scale.loop import evaluator, runner  # noqa: E402
+from jaxrl_scale.loop import evaluator, host_runner, runner  # noqa: E402
 from jaxrl_scale.parallel import placement  # noqa: E402
 
-true_step, true_evaluate = runner.Runner.step, evaluator.Evaluator.__call__
+true_evaluate = evaluator.Evaluator.__call__
 evaluations = itertools.count(1)
 
 
-def step(self, state, stop=False):
-    if int(placement.first_on_host(state.shared.iteration).ravel()[0]) + 1 == accident.get("at"):
-        os.kill(os.getpid(), getattr(signal, accident["signal"]))
-    time.sleep(accident.get("seconds", 0))
-    return true_step(self, state, stop)
+def disturbed(true_step):
+    def step(self, state, stop=False):
+        done = int(placement.first_on_host(state.shared.iteration).ravel()[0])
+        if done + 1 == accident.get("at"):
+            os.kill(os.getpid(), getattr(signal, accident["signal"]))
+        time.sleep(accident.get("seconds", 0))
+        return true_step(self, state, stop)
+
+    return step
 
 
 def play(self, *arguments):
@@ -72,6 +76,8 @@ def play(self, *arguments):
     return true_evaluate(self, *arguments)
 
 
-runner.Runner.step, evaluator.Evaluator.__call__ = step, play
+for kind in (runner.Runner, host_runner.HostRunner):
+    kind.step = disturbed(kind.step)
+evaluator.Evaluator.__call__ = play
 sys.argv[0] = "train.py"
 runpy.run_module("jaxrl_scale.train", run_name="__main__")

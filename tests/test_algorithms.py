@@ -15,7 +15,7 @@ from running import differing, first_shared, runner_of, steps
 from jaxrl_scale import algos
 from jaxrl_scale.config import Config
 from jaxrl_scale.learning import networks, normalize, returns
-from jaxrl_scale.loop import runner
+from jaxrl_scale.loop import state as run_state
 from jaxrl_scale.parallel.sums import local_pool
 from jaxrl_scale.types import Discrete, EnvSpec
 
@@ -270,12 +270,12 @@ def test_the_learning_rate_is_that_of_the_schedule(name):
 @pytest.mark.parametrize("wrong", [np.float64(0), np.bool_(True), np.zeros(2, np.float32)])
 def test_a_metric_that_is_no_scalar_of_float32_or_int32_is_an_error(wrong):
     columns = {"good": np.zeros(3, np.float32), "count": np.zeros(3, np.int32)}
-    packed = runner.unpack(jax.device_get(runner.pack(columns)))
+    packed = run_state.unpack(jax.device_get(run_state.pack(columns)))
     assert {name: x.dtype for name, x in packed.items()} == {
         name: x.dtype for name, x in columns.items()
     }
     with pytest.raises(TypeError, match=r"metric 'wrong' .* should be a scalar of dtype float32"):
-        runner.pack(columns | {"wrong": np.stack([wrong] * 3)})
+        run_state.pack(columns | {"wrong": np.stack([wrong] * 3)})
 
 
 @ACTOR_CRITICS

@@ -25,7 +25,7 @@ DEFAULTS = Config()
 ALGORITHMS = f"(there are: {', '.join(algos.names())})"
 FLAT = files.flatten(DEFAULTS)
 HINTS = get_type_hints(Config) | {f"algo.{k}": v for k, v in get_type_hints(ppo.Config).items()}
-FIELDS = [name for name in FLAT if name not in ("algo", "env_kwargs")]
+FIELDS = [name for name in FLAT if name not in ("algo", *files.DICTS)]
 
 
 def loaded(*argv):
@@ -503,9 +503,13 @@ def test_what_is_no_config_is_refused(given, shown):
     ],
 )
 def test_parameters_of_the_environment_are_numbers_words_or_texts(argv, kwargs):
-    found = loaded(*argv).env_kwargs
-    assert found == kwargs
-    assert [type(v) for v in found.values()] == [type(v) for v in kwargs.values()]
+    for prefix, option in (("--", "env_kwargs"), ("--test_", "test_env_kwargs")):
+        texts = [prefix + text.removeprefix("--") if "kwargs" in text else text for text in argv]
+        config = loaded(*texts)
+        found = getattr(config, option)
+        assert found == kwargs
+        assert [type(v) for v in found.values()] == [type(v) for v in kwargs.values()]
+        assert sum(len(getattr(config, other)) for other in files.DICTS) == len(kwargs)
 
 
 def test_parameters_add_to_the_config_files_and_go_with_its_environment(write):

@@ -279,8 +279,8 @@ def test_the_memory_that_control_groups_leave(tmp_path):
 
 def test_peak_memory_is_this_processs_not_its_parents():
     child = (
-        "import jax; from jaxrl_scale.parallel.machine import peak_memory_mb; "
-        "print(peak_memory_mb(jax.devices('cpu')[0]))"
+        "import jax; from jaxrl_scale.parallel.machine import memory; "
+        "print(memory(jax.devices('cpu')[0]).peak)"
     )
     large = (
         "import subprocess, sys; x = bytearray(10**9); "

@@ -18,6 +18,7 @@ from jaxrl_scale import Config, train
 from jaxrl_scale.algos import ppo
 from jaxrl_scale.errors import FINISHED, NOT_FINITE, STOPPED, RunError
 from jaxrl_scale.parallel.hosts import Hosts
+from jaxrl_scale.parallel.machine import Memory
 from jaxrl_scale.records import progress
 from jaxrl_scale.records.checkpoint import restore
 from jaxrl_scale.records.progress import Clock
@@ -58,7 +59,7 @@ class Counter:
 
     def evaluate(self, state):
         self.played.append(next(self.evaluations, float(state["count"][0])))
-        return np.full((self.agents, 4), self.played[-1], np.float32)
+        return {"eval_return": np.full((self.agents, 4), self.played[-1], np.float32)}
 
     def abstract_state(self):
         return {"count": jax.ShapeDtypeStruct((self.agents,), np.int32)}
@@ -69,11 +70,14 @@ class Counter:
     def fetch(self, state):
         return state
 
-    def place(self, saved):
+    def place(self, saved, say):
         return saved
 
-    def peak_memory_mb(self):
-        return 1.0
+    def memory(self):
+        return Memory(0.5, 1.0)
+
+    def close(self):
+        self.closed = True
 
 
 def config_of(path, **changes):
@@ -191,7 +195,7 @@ def _counting(monkeypatch):
         def check_memory(self):
             pass
 
-    monkeypatch.setattr(train_module, "Runner", Runner)
+    monkeypatch.setattr(train_module, "make_runner", Runner)
 
 
 @pytest.mark.usefixtures("_counting")

@@ -56,6 +56,11 @@ class Config:
         "parameter NAME of the environment; if --env names another environment than the config "
         "file, the parameters in the file are dropped",
     )
+    test_env_kwargs: dict[str, Any] = option(
+        {},
+        "parameter NAME that the environment has in a second evaluation, whose return is "
+        "test_return; without any there is no such evaluation",
+    )
     algo: AlgorithmConfig = field(default_factory=_default_algorithm)
     network: str = option(
         "mlp",
@@ -82,6 +87,13 @@ class Config:
         1_000_000, "environment steps per agent, rounded up to whole iterations", low=1
     )
     iterations: int | None = option(None, "number of iterations; overrides total_steps", low=1)
+    restart_every: int = option(
+        100,
+        "iterations after which environments on the host are made anew, since their state cannot "
+        "be saved; episodes that go on are cut there, and a run that is resumed repeats the steps "
+        "since then",
+        low=1,
+    )
     target_return: float | None = option(
         None,
         "the task counts as solved once the last 100 episodes have this mean return",
@@ -91,6 +103,12 @@ class Config:
     devices: int | None = option(
         None,
         "number of devices per process; none: all GPUs, or one CPU device per core",
+        low=1,
+        on_resume=True,
+    )
+    num_threads: int | None = option(
+        None,
+        "number of threads that step environments on the host, per process; none: one per core",
         low=1,
         on_resume=True,
     )

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from jaxrl_scale import algos
 from jaxrl_scale.commands import Parser
 from jaxrl_scale.config import Config, Launch, check, check_algo
-from jaxrl_scale.config.files import flatten, read_file, read_json
+from jaxrl_scale.config.files import DICTS, flatten, read_file, read_json
 from jaxrl_scale.errors import (
     FINISHED,
     INPUT_OUTPUT_ERROR,
@@ -79,21 +79,26 @@ def load_launch(argv: Sequence[str]) -> Launch:
 def _changes(config: Config, argv: Sequence[str]) -> dict[str, Any]:
     """The options that ``argv`` sets, by their names in `flatten`."""
     parser = _parser(config)
-    kwargs = {text.split("=")[0] for text in argv if text.startswith("--env_kwargs.")}
-    for name in kwargs - {"--env_kwargs.", "--env_kwargs.NAME"}:
+    dashed = tuple(f"--{name}." for name in DICTS)
+    kwargs = {text.split("=")[0] for text in argv if text.startswith(dashed)}
+    for name in kwargs - {part + end for part in dashed for end in ("", "NAME")}:
         parser.add_argument(name, dest=name.removeprefix("--"), default=argparse.SUPPRESS)
     given = parser.parse_args(argv)
 
     others = ("config", "resume", "algo", *(f.name for f in dataclasses.fields(Launch)))
     texts = {k: v for k, v in vars(given).items() if k not in others}
-    names = {k.removeprefix("env_kwargs."): k for k in texts if k.startswith("env_kwargs.")}
-    env_kwargs = {name: _parse_literal(texts.pop(key)) for name, key in names.items()}
+    given_kwargs: dict[str, dict[str, Any]] = {option: {} for option in DICTS}
+    for key in [key for key in texts if key.split(".")[0] in DICTS]:
+        option, _, name = key.partition(".")
+        given_kwargs[option][name] = _parse_literal(texts.pop(key))
     hints = typing.get_type_hints(type(config))
     hints |= {f"algo.{k}": v for k, v in typing.get_type_hints(type(config.algo)).items()}
     changes = {name: _convert(name, text, hints[name]) for name, text in texts.items()}
     moved = changes.get("env", config.env) != config.env
-    if env_kwargs or (moved and config.env_kwargs):
-        changes["env_kwargs"] = ({} if moved else config.env_kwargs) | env_kwargs
+    for option, given_here in given_kwargs.items():
+        before = getattr(config, option)
+        if given_here or (moved and before):
+            changes[option] = ({} if moved else before) | given_here
     return changes
 
 

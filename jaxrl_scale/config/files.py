@@ -14,6 +14,9 @@ from jaxrl_scale.config import Config
 from jaxrl_scale.errors import RunError, nearest, one_line
 from jaxrl_scale.user_code import describe
 
+DICTS = ("env_kwargs", "test_env_kwargs")
+"""The options that are dicts: on the command line each NAME in them is an option of its own."""
+
 
 def read_file(path: Path) -> Config:
     """The config that ``get_config()`` of a Python file returns."""

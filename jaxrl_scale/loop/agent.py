@@ -17,12 +17,12 @@ from jaxrl_scale import envs
 from jaxrl_scale.config import Config, files
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.loop import rollout
-from jaxrl_scale.loop.evaluator import LONGEST_EPISODE, Evaluator
+from jaxrl_scale.loop.evaluator import LONGEST_EPISODE, make_evaluator
 from jaxrl_scale.loop.keys import agent_seeds
-from jaxrl_scale.loop.runner import Runner
+from jaxrl_scale.loop.make import make_runner
 from jaxrl_scale.parallel import backend
 from jaxrl_scale.records.checkpoint import restore
-from jaxrl_scale.types import Algorithm, Box, Environment, PyTree
+from jaxrl_scale.types import Algorithm, Box, Environment, HostEnvironment, PyTree
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Agent:
     """
 
     config: Config
-    env: Environment
+    env: Environment | HostEnvironment
     algo: Algorithm
     actor: PyTree  # [P, ...] of all agents of the run
     iteration: int
@@ -96,7 +96,7 @@ class Agent:
         """Play whole episodes in our environment with all agents of the run. Returns
         ``[P, episodes]``."""
         placement = backend.place(self.config.replace(devices=None), jax.local_devices())
-        evaluator = Evaluator(self.env, self.algo, placement, episodes, greedy)
+        evaluator = make_evaluator(self.env, self.algo, placement, episodes, greedy)
         with self._as_in_training():
             returns = evaluator(self.actor, agent_seeds(self.config))
         assert returns is not None  # there is one process
@@ -156,14 +156,15 @@ class Agent:
 
     def record(self, seed: int = 0, greedy: bool = True) -> list[np.ndarray]:
         """The frames of one episode in our environment, each ``[height, width, 3]`` uint8."""
-        render = getattr(self.env, "render", None)
-        if render is None:
+        env: Any = self.env
+        render = getattr(env, "render", None)
+        if render is None or envs.on_host(env):
             raise RunError(f"{self.env.spec.id} has no render(state) method, so no video")
         key_act, key_reset, key_steps = jax.random.split(jax.random.key(seed), 3)
         self.reset()
         self._key = key_act
-        game = jax.jit(lambda key: rollout.reset(self.env, key, 1))(key_reset)
-        step = jax.jit(lambda keys, game, action: rollout.step(self.env, keys, game, action))
+        game = jax.jit(lambda key: rollout.reset(env, key, 1))(key_reset)
+        step = jax.jit(lambda keys, game, action: rollout.step(env, keys, game, action))
 
         def frame() -> np.ndarray:
             return render(jax.tree.map(lambda x: np.asarray(x)[0], game.state))
@@ -197,7 +198,7 @@ def load(run_dir: str | Path, agent: int = 0, checkpoint: str = "latest") -> Age
         raise RunError(f"agent={agent}: the run has {there}")
     env = envs.make(config.env, **config.env_kwargs)
     placement = backend.place(config.replace(devices=1), jax.local_devices())
-    runner = Runner(config, env, placement)
+    runner = make_runner(config, env, placement)
     found = restore(
         run_dir / "checkpoints",
         runner.abstract_state(),

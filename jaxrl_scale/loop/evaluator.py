@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import numpy as np
 
-from jaxrl_scale.loop import rollout
-from jaxrl_scale.loop.keys import EVALUATE, agent_key
+from jaxrl_scale import envs
+from jaxrl_scale.config import Config
+from jaxrl_scale.errors import RunError
+from jaxrl_scale.loop import host_rollout, rollout
+from jaxrl_scale.loop.keys import EVALUATE, agent_key, host_seeds
 from jaxrl_scale.parallel.placement import Placement
-from jaxrl_scale.types import Algorithm, Array, Environment, Key, PyTree
+from jaxrl_scale.types import Algorithm, Array, Environment, HostEnvironment, Key, PyTree
 
 LONGEST_EPISODE = 10_000
 """Steps after which an episode of an environment without a time limit is cut."""
@@ -52,3 +56,98 @@ class Evaluator:
         Which processes have to call it, and which get None, `Placement.over_agents` says.
         """
         return self._play(actor, seeds)
+
+
+class HostEvaluator:
+    """As `Evaluator`, for an environment on the host.
+
+    A process plays with its agents one after the other, in as many environments as there are
+    episodes, by a program for one agent on its first device.
+    """
+
+    def __init__(
+        self,
+        env: HostEnvironment,
+        algo: Algorithm,
+        placement: Placement,
+        episodes: int,
+        greedy: bool,
+    ):
+        self._env, self._placement, self._episodes = env, placement, episodes
+        self._init_carry = algo.init_carry
+
+        def act(actor: PyTree, carry: PyTree, obs: Array, is_first: Array, turn: Array) -> Any:
+            seed, t = turn
+            key = jax.random.fold_in(agent_key(seed, EVALUATE), t)
+            action, carry, _ = algo.act(actor, None, carry, obs, is_first, key, greedy)
+            return action, carry
+
+        self._act = jax.jit(act, compiler_options=placement.compiler_options)
+        self._share = placement.over_agents(lambda returns: returns)
+
+    def __call__(self, actor: PyTree, seeds: np.ndarray) -> np.ndarray | None:
+        """As `Evaluator.__call__`."""
+        if not self._placement.by_agents and self._placement.at_hand[0].process_index:
+            return None  # process 0 plays, with whole agents that all processes have
+        agents = [jax.tree.map(lambda x, k=k: x[k], actor) for k in range(len(seeds))]
+        played = [self._play(*each) for each in zip(agents, map(int, seeds), strict=True)]
+        return self._share(np.stack(played))
+
+    def _play(self, actor: PyTree, seed: int) -> np.ndarray:
+        device, limit = self._placement.at_hand[0], self._env.spec.max_episode_steps
+        actor = jax.device_put(actor, device)
+        moving = jax.device_put(self._init_carry(self._episodes), device)
+
+        def act(t: int, obs: np.ndarray, is_first: np.ndarray) -> np.ndarray:
+            nonlocal moving
+            turn = np.asarray([seed, t], np.uint32)
+            action, moving = self._act(actor, moving, obs, is_first, turn)
+            return np.asarray(action)
+
+        game_seeds = host_seeds(seed, EVALUATE, 0, np.arange(self._episodes))
+        return host_rollout.play_episodes(
+            self._env, act, game_seeds, self._placement.num_threads, limit or LONGEST_EPISODE
+        )
+
+
+def make_evaluator(
+    env: Environment | HostEnvironment,
+    algo: Algorithm,
+    placement: Placement,
+    episodes: int,
+    greedy: bool,
+) -> Evaluator | HostEvaluator:
+    """For an environment on the devices, or on the host."""
+    if envs.on_host(env):
+        return HostEvaluator(env, algo, placement, episodes, greedy)
+    return Evaluator(env, algo, placement, episodes, greedy)  # type: ignore[arg-type]
+
+
+def make_evaluators(
+    config: Config, env: Environment | HostEnvironment, algo: Algorithm, placement: Placement
+) -> dict[str, Evaluator | HostEvaluator]:
+    """Those of a run, by the names of their metrics: ``eval_return`` is played in its own
+    environment, ``test_return`` in that of ``test_env_kwargs``, if there are any."""
+    played = {"eval_return": env}
+    if config.test_env_kwargs:
+        other = envs.make(config.env, **config.env_kwargs | config.test_env_kwargs)
+        for part in ("observation_shape", "observation_dtype", "action"):
+            trained, tested = (getattr(x.spec, part) for x in (env, other))
+            if trained != tested:
+                raise RunError(
+                    f"test_env_kwargs={config.test_env_kwargs} makes an environment whose {part} "
+                    f"is {tested}; it should be that of the environment which trains, {trained}"
+                )
+        played["test_return"] = other
+    return {
+        name: make_evaluator(x, algo, placement, config.eval_episodes, greedy=True)
+        for name, x in played.items()
+    }
+
+
+def play_all(
+    evaluators: dict[str, Evaluator | HostEvaluator], actor: PyTree, seeds: np.ndarray
+) -> dict[str, np.ndarray] | None:
+    """What each of them returns; None where they return None."""
+    returns = {name: play(actor, seeds) for name, play in evaluators.items()}
+    return {name: x for name, x in returns.items() if x is not None} or None

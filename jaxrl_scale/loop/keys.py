@@ -35,3 +35,18 @@ def agent_key(seed: Array, purpose: int, iteration: Array | int = 0) -> Key:
     iteration_word = jnp.asarray(iteration, jnp.uint32) | jnp.uint32((purpose >> 1) << 31)
     words = jnp.stack([seed_word, iteration_word])
     return jax.random.wrap_key_data(words, impl="threefry2x32")
+
+
+def host_seeds(seed: int, purpose: int, restart: int, index: np.ndarray) -> np.ndarray:
+    """Seeds of environments on the host, ``[n]`` from 0 to 2**31 - 1.
+
+    They come from a hash, because libraries count a game's levels from its seed on, so that
+    neighbouring seeds would play the same ones.
+
+    Args:
+      seed: the agent's.
+      restart: how often the environments were made before.
+      index: their indices among the environments of all shards, ``[n]``.
+    """
+    words = [np.random.SeedSequence([seed, purpose, restart, int(i)]) for i in index]
+    return np.asarray([word.generate_state(1)[0] >> 1 for word in words], np.int64)

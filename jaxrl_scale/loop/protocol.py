@@ -1,8 +1,9 @@
 """What the training loop asks of a runner: all of it, and nothing else.
 
-`jaxrl_scale.loop.runner.Runner` trains in environments that live on the devices. Whatever has
-these methods can be trained, logged, saved, stopped and resumed by the same loop
-(`jaxrl_scale.train.loop`): environments that live on the host, say, or a counter in a test.
+`jaxrl_scale.loop.runner.Runner` trains in environments that live on the devices,
+`jaxrl_scale.loop.host_runner.HostRunner` in those that live on the host. Whatever has these methods
+can be trained, logged, saved, stopped and resumed by the same loop (`jaxrl_scale.train.loop`): a
+counter in a test, say.
 
 ``P`` is the number of agents. A run of several processes has a runner in each of them, and all of
 them call `compile`, `init`, `step`, `evaluate` and `fetch` in the same order.
@@ -10,10 +11,12 @@ them call `compile`, `init`, `step`, `evaluate` and `fetch` in the same order.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
 
+from jaxrl_scale.parallel.machine import Memory
 from jaxrl_scale.types import PyTree
 
 State = Any
@@ -53,9 +56,10 @@ class Runner(Protocol):
         """
         ...
 
-    def evaluate(self, state: State) -> np.ndarray | None:
+    def evaluate(self, state: State) -> dict[str, np.ndarray] | None:
         """Undiscounted returns ``[P, episodes]`` of whole episodes that are played with the agents
-        of ``state``; None in a process that is not needed for them. Process 0 always has them."""
+        of ``state``, by the name of their metric: ``eval_return``, and maybe ``test_return``. None
+        in a process that is not needed for them; process 0 always has them."""
         ...
 
     # --- for checkpoints --------------------------------------------------------------------
@@ -73,12 +77,17 @@ class Runner(Protocol):
         """The part of the state that this process holds, in NumPy arrays that nobody changes."""
         ...
 
-    def place(self, saved: PyTree) -> State:
-        """The inverse of `fetch`."""
+    def place(self, saved: PyTree, say: Callable[[str], None]) -> State:
+        """The inverse of `fetch`; ``say`` shows the user a line where it takes long."""
         ...
 
     # --- at the end -------------------------------------------------------------------------
 
-    def peak_memory_mb(self) -> float:
-        """The most memory in use so far."""
+    def memory(self) -> Memory:
+        """The memory in use."""
+        ...
+
+    def close(self) -> None:
+        """Free what ends by no garbage collection, such as threads. Called at the end, whatever the
+        end was, and maybe before `compile`."""
         ...

@@ -31,6 +31,14 @@ class Outcome(NamedTuple):
     valid: Array
 
 
+class Ended(NamedTuple):
+    """The episodes that ended at the steps of a rollout, each ``[T, B]``; 0 where none did."""
+
+    ended: Array  # bool
+    episode_return: Array  # float32
+    episode_length: Array  # int32
+
+
 class Episodes(NamedTuple):
     """Sums over the episodes that ended in a rollout, and its valid steps; all scalars."""
 
@@ -124,7 +132,7 @@ def collect(
         action, carry, extras = algo.act(actor, local, carry, envs.obs, envs.is_first, keys[0])
         following, outcome = step(env, keys[1], envs, action)
         ended = following.ended
-        episode = (
+        episode = Ended(
             ended,
             jnp.where(ended, following.episode_return, 0.0),
             jnp.where(ended, following.episode_length, 0),
@@ -142,14 +150,17 @@ def collect(
         carry=carry,
         extras=extras,
     )
-    ended, returns, lengths = episode
-    episodes = Episodes(
-        ended=ended.sum(dtype=jnp.int32),
-        total_return=returns.sum(),
-        total_length=lengths.astype(jnp.float32).sum(),
-        steps=outcome.valid.sum(dtype=jnp.int32),
+    return last_carry, last, rollout, sum_episodes(episode, outcome.valid)
+
+
+def sum_episodes(episode: Ended, valid: Array) -> Episodes:
+    """Over a rollout whose steps were ``valid [T, B]``."""
+    return Episodes(
+        ended=episode.ended.sum(dtype=jnp.int32),
+        total_return=episode.episode_return.sum(),
+        total_length=episode.episode_length.astype(jnp.float32).sum(),
+        steps=valid.sum(dtype=jnp.int32),
     )
-    return last_carry, last, rollout, episodes
 
 
 def play_episodes(

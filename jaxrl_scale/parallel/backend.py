@@ -37,10 +37,9 @@ def initialize(config: Config, hosts: Hosts | None = None) -> Placement:
     with contextlib.suppress(RuntimeError):  # in a notebook the backend may exist already
         # One CPU device a core; without effect where the default backend is a GPU.
         jax.config.update("jax_num_cpu_devices", config.devices or cores)
-    if not hosts.several:
-        return place(config, find_devices())
-    placement = place(config, find_devices())
-    placement.connect()
+    placement = place(config, find_devices(), cores)
+    if hosts.several:
+        placement.connect()
     return placement
 
 
@@ -109,9 +108,13 @@ def _cache_for_all_processes() -> None:
         vars(cache_key)["_hash_accelerator_config"] = vars(cache_key)["_hash_devices"]
 
 
-def place(config: Config, devices: list[jax.Device]) -> Placement:
+def place(config: Config, devices: list[jax.Device], cores: int = 1) -> Placement:
     """The placement of a run on ``devices``, those of all its processes: on the first of each
-    process, equally many, as many as divide the run."""
+    process, equally many, as many as divide the run.
+
+    Args:
+      cores: those that this process has for itself.
+    """
     of_process: dict[int, list[jax.Device]] = {}
     for device in devices:
         of_process.setdefault(device.process_index, []).append(device)
@@ -143,4 +146,5 @@ def place(config: Config, devices: list[jax.Device]) -> Placement:
         num_shards=config.num_shards,
         by_agents=by_agents,
         exact=exact,
+        num_threads=config.num_threads or cores,
     )

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -83,16 +83,26 @@ def unheard(descriptor: int) -> Iterator[None]:
         os.close(kept)
 
 
-def peak_memory_mb(device: jax.Device) -> float:
-    """The most memory that was in use at once so far: of the process on CPUs, of this one device
-    on GPUs."""
+class Memory(NamedTuple):
+    """Of the process on CPUs, of one device on GPUs; in megabytes of 2**20 bytes."""
+
+    now: float
+    peak: float  # the most that was in use at once so far
+
+
+def memory(device: jax.Device) -> Memory:
+    """The memory that is in use."""
     if device.platform != "cpu" and "peak_bytes_in_use" in (stats := device.memory_stats() or {}):
-        return stats["peak_bytes_in_use"] / 1024**2
+        return Memory(stats["bytes_in_use"] / 1024**2, stats["peak_bytes_in_use"] / 1024**2)
     # On Linux, where getrusage also counts what the parent used before it started this process.
-    if found := re.search(r"VmHWM:\s+(\d+) kB", _read(Path("/proc/self/status"))):
-        return int(found[1]) / 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / 1024**2 if sys.platform == "darwin" else peak / 1024
+    found = dict(re.findall(r"(VmRSS|VmHWM):\s+(\d+) kB", _read(Path("/proc/self/status"))))
+    if len(found) == 2:
+        return Memory(int(found["VmRSS"]) / 1024, int(found["VmHWM"]) / 1024)
+    import psutil
+
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak = used / 1024**2 if sys.platform == "darwin" else used / 1024
+    return Memory(psutil.Process().memory_info().rss / 1024**2, peak)
 
 
 def free_memory(devices: Sequence[jax.Device]) -> int:

@@ -37,6 +37,7 @@ class Placement:
     num_shards: int
     by_agents: bool  # whole agents on devices, or a block of every agent's shards
     exact: bool  # the fixed-order sum, or one big batch
+    num_threads: int = 1  # of the simulators of this process
 
     @property
     def num_devices(self) -> int:
@@ -91,6 +92,11 @@ class Placement:
     def map_agents(self, f: Callable[..., PyTree], *trees: PyTree) -> PyTree:
         """``f`` on each of the agents ``[P', ...]`` that a device holds."""
         return map_exact(f, *trees) if self.exact else jax.vmap(f)(*trees)
+
+    def map_shards(self, f: Callable[..., PyTree], *trees: PyTree, trips: Array) -> PyTree:
+        """``f`` on each of some shards ``[S'', ...]``, also where it is one shard of several
+        (``trips``: see `map_exact`)."""
+        return map_exact(f, *trees, trips=trips) if self.exact else jax.vmap(f)(*trees)
 
     def publish(self, tree: PyTree) -> PyTree:
         """The results of a device's agents ``[P', ...]``, so that every process can `read` them."""
@@ -204,6 +210,10 @@ class Placement:
     def join_flag(self, flags: Array) -> bool:
         """What `any` gave, on the host."""
         return bool(first_on_host(flags))
+
+    def put(self, tree: PyTree) -> PyTree:
+        """Arrays ``[D, ...]`` of the host on their devices, for programs that `compile` made."""
+        return jax.tree.map(self._to_global, tree)
 
     def whole_shapes(self, shared: PyTree, local: PyTree) -> tuple[PyTree, PyTree]:
         """Shapes and dtypes of the canonical trees, ``[P, ...]`` and ``[P, S, ...]``, from those of

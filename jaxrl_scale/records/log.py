@@ -15,6 +15,7 @@ from jaxrl_scale.config import Config
 from jaxrl_scale.config.files import to_json
 from jaxrl_scale.errors import FINISHED, NOT_FINITE, STOPPED, RunError
 from jaxrl_scale.parallel.hosts import Hosts
+from jaxrl_scale.parallel.machine import Memory
 from jaxrl_scale.records.progress import Clock, Progress
 from jaxrl_scale.records.row_writer import RowWriter
 from jaxrl_scale.records.rows import Summary
@@ -39,7 +40,7 @@ class Log:
     def __init__(self, config: Config, run: RunDirectory, hosts: Hosts, clock: Clock):
         self.iteration = 0
         self.is_evaluated = False  # in this iteration
-        self.returns: np.ndarray | None = None  # [P, episodes] of that evaluation
+        self.returns: dict[str, np.ndarray] | None = None  # [P, episodes] of that evaluation
         self._config, self._run, self._hosts, self._clock = config, run, hosts, clock
         self._progress = Progress(config.num_seeds)
         self._metrics: dict[str, np.ndarray] = {}
@@ -124,20 +125,22 @@ class Log:
         self._progress.record(iteration, metrics)
         self._clock.note(self._progress.env_steps, self._progress.recent_return())
 
-    def evaluated(self, returns: np.ndarray | None) -> None:
-        """The agents were evaluated after this iteration: ``returns [P, episodes]``; None in a
-        process that does not have them."""
+    def evaluated(self, returns: dict[str, np.ndarray] | None) -> None:
+        """The agents were evaluated after this iteration: ``[P, episodes]`` by the name of the
+        metric, ``eval_return`` among them; None in a process that does not have them."""
         self.is_evaluated, self.returns = True, returns
 
-    def write(self) -> None:
+    def write(self, memory: Memory) -> None:
         """Write a row of metrics and show it."""
         row = {
             "iteration": self.iteration,
             **self._clock.row(),
             **self._progress.row(self._metrics),
+            "memory_mb": memory.now,
+            "peak_memory_mb": memory.peak,
         }
         if self.is_evaluated:
-            row["eval_return"] = self.eval_return
+            row |= {name: self._mean(name) for name in self.returns or ("eval_return",)}
         if self._writer:
             self._writer.log(row)
         self._terminal.update(row)
@@ -150,9 +153,12 @@ class Log:
     @property
     def eval_return(self) -> float | None:
         """The interquartile mean over agents of this iteration's evaluation; None without one."""
+        return self._mean("eval_return")
+
+    def _mean(self, name: str) -> float | None:
         if self.returns is None:
             return None
-        return self._progress.iqm(self.returns.mean(1, dtype=np.float64))
+        return self._progress.iqm(self.returns[name].mean(1, dtype=np.float64))
 
     @property
     def score(self) -> float | None:
@@ -171,12 +177,12 @@ class Log:
 
     # --- after the loop ---------------------------------------------------------------------
 
-    def finish(self, status: str, peak_memory_mb: float, stopped_by: str = "") -> Summary:
+    def finish(self, status: str, memory: Memory, stopped_by: str = "") -> Summary:
         """Write the summary, close the files and tell the user how the run ended.
 
         Args:
           status: done, stopped or failed.
-          peak_memory_mb: see `jaxrl_scale.records.rows.Summary`.
+          memory: the runner's.
           stopped_by: which signal did.
         """
         failed = sorted(self._progress.failed)
@@ -188,10 +194,12 @@ class Log:
             "return_100": self._progress.recent_return(),
             "target_return": self._config.target_return,
             **self._clock.summary(),
-            "peak_memory_mb": peak_memory_mb,
+            "peak_memory_mb": memory.peak,
         }
         if status == "done" and self.returns is not None:
-            summary["evaluation"] = summarize(self.returns, failed)
+            summary["evaluation"] = summarize(self.returns["eval_return"], failed)
+            if "test_return" in self.returns:
+                summary["test"] = summarize(self.returns["test_return"], failed)
         writer, self._writer = self._writer, None
         if writer:
             self._tell_the_end(status, stopped_by)

@@ -8,7 +8,9 @@ A **row** is a flat dict. It has
   and their mean return and length;
 - ``return_100``: the mean return over the most recent iterations that together contain at least
   100 finished episodes;
-- ``eval_return``, if the agents were evaluated in this iteration;
+- ``eval_return``, if the agents were evaluated in this iteration, and ``test_return``, if they were
+  evaluated with ``test_env_kwargs`` too;
+- ``memory_mb`` and ``peak_memory_mb``;
 - the metrics of the algorithm, which ``docs/metrics.md`` explains.
 
 With several agents each number is the interquartile mean over those that have not failed,
@@ -32,8 +34,14 @@ from jaxrl_scale.records.run_directory import short
 
 Row = dict[str, Any]
 
-TIMINGS = frozenset({"time", "wall_seconds", "steps_per_second", "compile_seconds"})
-"""What depends on the clock in a row. Everything else is the same in runs of one config."""
+TIMINGS = frozenset(
+    {
+        *("time", "wall_seconds", "steps_per_second", "compile_seconds"),
+        *("memory_mb", "peak_memory_mb"),
+    }
+)
+"""What depends on the clock and the machine in a row. Everything else is the same in runs of one
+config."""
 
 TAGS = {
     "return": "episode/return",
@@ -41,6 +49,7 @@ TAGS = {
     "length": "episode/length",
     "episodes": "episode/count",
     "eval_return": "evaluation/return",
+    "test_return": "evaluation/test_return",
     "loss": "loss/total",
     "policy_loss": "loss/policy",
     "value_loss": "loss/value",
@@ -56,6 +65,8 @@ TAGS = {
     "wall_seconds": "time/wall_seconds",
     "steps_per_second": "time/steps_per_second",
     "compile_seconds": "time/compile_seconds",
+    "memory_mb": "memory/now_mb",
+    "peak_memory_mb": "memory/peak_mb",
 }
 """Names in TensorBoard and wandb; ``algo/<name>`` for what is not listed. The horizontal axis
 is ``env_steps`` of one agent. With several agents ``agents/<metric>_min`` and ``_max`` show the
@@ -86,6 +97,7 @@ class Summary(TypedDict, total=False):
     env_steps: int  # valid steps of all agents
     return_100: float | None  # training return of the last 100 episodes; IQM over agents
     evaluation: Evaluation | None
+    test: Evaluation  # in the environment of test_env_kwargs, where there are any
     target_return: float | None
     seconds_to_target: float | None  # from the start of the process, compilation included
     wall_seconds: float  # all of it: compilation, training, evaluation

@@ -40,8 +40,9 @@ class PastRun:
     def options(self) -> dict[str, Any]:
         """The config flat: every value by its name on the command line."""
         flat = files.flatten(self.config)
-        kwargs = flat.pop("env_kwargs")
-        return flat | {f"env_kwargs.{name}": value for name, value in kwargs.items()}
+        for option in files.DICTS:
+            flat |= {f"{option}.{name}": value for name, value in flat.pop(option).items()}
+        return flat
 
     @property
     def result(self) -> dict[str, Any]:

@@ -1,0 +1,234 @@
+"""Many environments on the host: simulators in groups, restarts, and what a rollout is made of.
+
+All arrays here are NumPy's and lie as the devices of this process hold them: ``[D, P', S', …]``.
+
+The shards of every device are cut into groups, which act and simulate in turn: while the devices
+choose actions for one group, the cores simulate the other. A group is whole shards, and a shard is
+always computed by itself, so that grouping changes no bit.
+
+The state of a simulator cannot be saved. So simulators are made anew at fixed iterations, and what
+is saved is the seeds' restart number, which follows from the iteration, and all actions since then.
+A restart looks like the end of every episode: those that go on are truncated, and the next step is
+a reset step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, closing
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxrl_scale.loop.rollout import Ended
+from jaxrl_scale.types import Box, EnvSpec, HostEnvironment, HostStep, PyTree, Rollout, Simulator
+from jaxrl_scale.user_code import errors_in_one_line
+
+Shape = tuple[int, ...]
+
+
+class Games(NamedTuple):
+    """Between two steps the ``B`` environments of one shard, or ``[D, P', S', …]`` of all: what can
+    be saved of them."""
+
+    obs: np.ndarray  # [B, *observation_shape] what the next action is chosen from
+    is_first: np.ndarray  # [B] bool: obs opens an episode
+    ended: np.ndarray  # [B] bool: obs closed an episode, so the next step resets
+    episode_return: np.ndarray  # [B] float32, the score of the game at hand
+    episode_length: np.ndarray  # [B] int32
+    actions: np.ndarray  # [restart_every * T, B, *action.shape] since the last restart
+
+
+class Gathered(NamedTuple):
+    """The rollouts of one shard, or ``[D, P', S', …]`` of all. Its ``carry`` is on the devices."""
+
+    rollout: Rollout
+    ended: Ended
+    cut: np.ndarray  # [B] bool: the episode at hand was cut by a restart
+
+
+def fresh(spec: EnvSpec, leading: Shape, length: int, num_envs: int) -> Games:
+    """Before the first step, which resets, as if an episode had ended there.
+
+    Args:
+      leading: ``(D, P', S')``.
+      length: the steps from one restart to the next.
+      num_envs: ``B``.
+    """
+    each = (*leading, num_envs)
+    return Games(
+        obs=np.zeros((*each, *spec.observation_shape), spec.observation_dtype),
+        is_first=np.zeros(each, bool),
+        ended=np.ones(each, bool),
+        episode_return=np.zeros(each, np.float32),
+        episode_length=np.zeros(each, np.int32),
+        actions=np.zeros((*leading, length, num_envs, *spec.action.shape), _stored_dtype(spec)),
+    )
+
+
+def _stored_dtype(spec: EnvSpec) -> Any:
+    """The smallest dtype that holds an action."""
+    return np.float32 if isinstance(spec.action, Box) else np.min_scalar_type(spec.action.n - 1)
+
+
+def _sent_dtype(spec: EnvSpec) -> Any:
+    """That of the actions which environments and algorithms see."""
+    return np.float32 if isinstance(spec.action, Box) else np.int32
+
+
+def empty(spec: EnvSpec, leading: Shape, length: int, num_envs: int, extras: PyTree) -> Gathered:
+    """Room for rollouts of ``length`` steps.
+
+    Args:
+      leading: ``(D, P', S')``.
+      extras: room for those, ``[D, P', S', T, B, …]``.
+    """
+
+    def each(steps: int, dtype: type, *shape: int) -> Any:
+        return np.empty((*leading, steps, num_envs, *shape), dtype)
+
+    flags = {name: each(length, bool) for name in ("terminated", "truncated", "valid")}
+    return Gathered(
+        Rollout(
+            obs=each(length + 1, spec.observation_dtype, *spec.observation_shape),
+            is_first=each(length + 1, bool),
+            action=each(length, _sent_dtype(spec), *spec.action.shape),
+            reward=each(length, np.float32),
+            **flags,
+            carry=(),
+            extras=extras,
+        ),
+        Ended(each(length, bool), each(length, np.float32), each(length, np.int32)),
+        np.empty((*leading, num_envs), bool),
+    )
+
+
+class Stage:
+    """The simulators of one process: one for each group of shards.
+
+    After `restart` the first step of each group is a reset step: its action is ignored.
+
+    Args:
+      shape: ``(D, P', S', B)``.
+    """
+
+    def __init__(self, env: HostEnvironment, shape: Shape, num_threads: int):
+        self._env, self._shape, self._num_threads = env, shape, num_threads
+        shards = shape[2]
+        half = max(1, shards // 2)
+        self.groups = [slice(k, k + half) for k in range(0, shards, half)]
+        self._simulators: list[Simulator] = []
+        self._fresh: list[bool] = []
+
+    def restart(self, seeds: np.ndarray) -> None:
+        """Make all environments anew, from their seeds ``[D, P', S', B]``."""
+        self.close()
+        with self._errors_in_one_line():
+            for group in self.groups:
+                of_group = seeds[:, :, group].reshape(-1)
+                self._simulators.append(self._env.simulate(of_group, self._num_threads))
+                self._fresh.append(True)
+
+    def send(self, group: int, action: np.ndarray) -> None:
+        """Begin a step with actions ``[D, P', S'/G, B, …]``."""
+        if not self._fresh[group]:
+            space = self._env.spec.action
+            flat = action.reshape(-1, *space.shape)
+            with self._errors_in_one_line():
+                self._simulators[group].send(flat.astype(_sent_dtype(self._env.spec)))
+
+    def receive(self, group: int) -> HostStep:
+        """Wait for the step of a group: ``[D, P', S'/G, B, …]``."""
+        with self._errors_in_one_line():
+            if self._fresh[group]:
+                self._fresh[group] = False
+                obs = self._simulators[group].reset()
+                no, zero = np.zeros(len(obs), bool), np.zeros(len(obs), np.float32)
+                seen = HostStep(obs, zero, no, no, zero, no)
+            else:
+                seen = self._simulators[group].receive()
+        D, P, _, B = self._shape
+        return HostStep(*(x.reshape(D, P, -1, B, *x.shape[1:]) for x in seen))
+
+    def close(self) -> None:
+        """End the simulators' threads and free their memory. May be called twice."""
+        simulators, self._simulators, self._fresh = self._simulators, [], []
+        for simulator in simulators:
+            simulator.close()
+
+    def _errors_in_one_line(self) -> AbstractContextManager[None]:
+        return errors_in_one_line(f"environment {self._env.spec.id!r}")
+
+
+def record(
+    games: Games, gathered: Gathered, t: int, group: slice, seen: HostStep, cut: bool
+) -> None:
+    """Write down what step ``t`` of a group of shards has led to.
+
+    Args:
+      cut: whether a restart follows, so that all episodes end here.
+    """
+    rollout, done, was_cut = gathered
+    games = Games(*(x[:, :, group] for x in games))
+    valid = ~games.ended
+    terminated, truncated = valid & seen.terminated, valid & seen.truncated
+    was_cut[:, :, group] = cut & valid & ~terminated & ~truncated
+    truncated |= was_cut[:, :, group]
+    games.episode_return[...] += np.where(valid, seen.score, 0)
+    games.episode_length[...] += valid
+    complete = valid & seen.game_over
+
+    games.obs[...] = seen.obs
+    games.is_first[...] = games.ended
+    games.ended[...] = terminated | truncated | cut
+    rollout.obs[:, :, group, t + 1] = games.obs
+    rollout.is_first[:, :, group, t + 1] = games.is_first
+    rollout.reward[:, :, group, t] = np.where(valid, seen.reward, 0)
+    rollout.terminated[:, :, group, t] = terminated
+    rollout.truncated[:, :, group, t] = truncated
+    rollout.valid[:, :, group, t] = valid
+    done.ended[:, :, group, t] = complete
+    done.episode_return[:, :, group, t] = np.where(complete, games.episode_return, 0)
+    done.episode_length[:, :, group, t] = np.where(complete, games.episode_length, 0)
+    over = complete | cut
+    games.episode_return[over] = 0
+    games.episode_length[over] = 0
+
+
+def play_episodes(
+    env: HostEnvironment,
+    act: Callable[[int, np.ndarray, np.ndarray], np.ndarray],
+    seeds: np.ndarray,
+    num_threads: int,
+    limit: int,
+) -> np.ndarray:
+    """One whole game in an environment for each of the seeds.
+
+    Args:
+      act: ``(t, obs, is_first) -> action``, of all.
+      limit: steps after which a game without end is cut.
+
+    Returns:
+      Scores ``[n]`` float32.
+    """
+    score, done = np.zeros(len(seeds), np.float32), np.zeros(len(seeds), bool)
+    with errors_in_one_line(f"environment {env.spec.id!r}"):
+        simulator = env.simulate(seeds, num_threads)
+        with closing(simulator):
+            obs, ended, is_first = simulator.reset(), done.copy(), ~done
+            for t in range(limit):
+                simulator.send(clipped(env.spec, act(t, obs, is_first)))
+                seen = simulator.receive()
+                obs, is_first = seen.obs, ended
+                score += np.where(done | ended, 0, seen.score)
+                done |= ~ended & seen.game_over
+                ended = ~ended & (seen.terminated | seen.truncated)
+                if done.all():
+                    break
+    return score
+
+
+def clipped(spec: EnvSpec, action: np.ndarray) -> np.ndarray:
+    """What is sent to an environment for the actions that a policy chose."""
+    space = spec.action
+    return np.clip(action, space.low, space.high) if isinstance(space, Box) else action

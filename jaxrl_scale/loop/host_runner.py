@@ -1,0 +1,331 @@
+"""Train in environments on the host: act on the devices, simulate on the cores, then update."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.filesize import decimal
+
+from jaxrl_scale import algos
+from jaxrl_scale.config import Config
+from jaxrl_scale.errors import RunError
+from jaxrl_scale.loop import host_rollout, rollout, state
+from jaxrl_scale.loop.evaluator import make_evaluators, play_all
+from jaxrl_scale.loop.host_rollout import Games, Gathered, Stage
+from jaxrl_scale.loop.keys import COLLECT, agent_key, host_seeds
+from jaxrl_scale.loop.prepare import check_memory, num_bytes
+from jaxrl_scale.loop.state import Packed, Shared, State, pack, unpack
+from jaxrl_scale.parallel.machine import Memory, memory
+from jaxrl_scale.parallel.placement import Placement, on_host
+from jaxrl_scale.types import Algorithm, Array, HostEnvironment, Metrics, PyTree
+
+
+class HostRunner:
+    """As `jaxrl_scale.loop.runner.Runner`, for environments on the host.
+
+    What is placed of a state is split: `Games` stay on the host, in the layout of the devices, and
+    the programs see a state without them.
+    """
+
+    def __init__(self, config: Config, env: HostEnvironment, placement: Placement):
+        self.config, self.env, self.placement = config, env, placement
+        self.pool = placement.pool()
+        self.algo: Algorithm = algos.get(config.algo.name).make(config, env.spec, self.pool)
+        self._evaluators = make_evaluators(config, env, self.algo, placement)
+        agents, shards = placement.held
+        held = (agents.stop - agents.start, shards.stop - shards.start)
+        self._index = placement.split_local(  # of each environment among those of all shards
+            np.broadcast_to(
+                np.arange(config.num_envs).reshape(config.num_shards, -1)[
+                    shards.start : shards.stop
+                ],
+                (*held, config.envs_per_shard),
+            )
+        )
+        self._leading = self._index.shape[:3]  # (D, P', S')
+        self._stage = Stage(env, self._index.shape, placement.num_threads)
+
+    # --- one device's part of one agent -----------------------------------------------------
+
+    def _act_agent(
+        self, turn: Array, before: State, obs: Array, is_first: Array
+    ) -> tuple[Array, PyTree, PyTree]:
+        """Actions of a group of shards ``[S'/G, B, …]``, the memory of all shards afterwards, and
+        extras. ``turn``: the step and the group."""
+        (shared, local), (t, group), shards = before, turn, obs.shape[0]
+        key = agent_key(shared.seed, COLLECT, shared.iteration)
+        actor = self.algo.actor(shared.algo, shared.iteration)
+
+        def of_group(x: Array) -> Array:
+            return jax.lax.dynamic_slice_in_dim(x, group * shards, shards)
+
+        def act_shard(index: Array, local: PyTree, carry: PyTree, obs: Array, first: Array) -> Any:
+            key_t = jax.random.fold_in(jax.random.fold_in(key, index), t)
+            return self.algo.act(actor, local, carry, obs, first, key_t)
+
+        index, algo_local, carry = jax.tree.map(
+            of_group, (self.pool.shard_index(), local.algo, local.carry)
+        )
+        one = 1 + t // self.config.rollout_length  # which XLA does not know
+        action, carry, extras = self.placement.map_shards(
+            act_shard, index, algo_local, carry, obs, is_first, trips=one
+        )
+        carry = jax.tree.map(
+            lambda whole, x: jax.lax.dynamic_update_slice_in_dim(whole, x, group * shards, 0),
+            local.carry,
+            carry,
+        )
+        return action, carry, extras
+
+    def _update_agent(
+        self, before: State, first_carry: PyTree, gathered: Gathered
+    ) -> tuple[State, Metrics]:
+        shared, local = before
+
+        def count_shard(gathered: Gathered) -> Metrics:
+            episodes = rollout.sum_episodes(gathered.ended, gathered.rollout.valid)
+            return episodes._asdict() | {"cut_episodes": gathered.cut.sum(dtype=jnp.int32)}
+
+        counts = self.pool.map(count_shard, gathered)
+        rolled = gathered.rollout._replace(carry=first_carry)
+        shared, algo_local, metrics = state.learn(
+            self.algo, self.pool, shared, local.algo, rolled, counts
+        )
+        return State(shared, local._replace(algo=algo_local)), metrics
+
+    # --- compiled for all devices -----------------------------------------------------------
+
+    def compile(self) -> None:
+        """Compile `init`, acting and the update, side by side."""
+        compile, agents = self.placement.compile, state.place_agents(self.config, self.placement)
+        carry = self._device_shapes.local.carry
+        gathered = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self._gathered)
+        with ThreadPoolExecutor(2) as pool:
+            init = pool.submit(compile, self._init, *agents, once=True)
+            act = pool.submit(compile, self._act, self._device_shapes, *self._seen_shapes)
+            self._compiled_update = compile(
+                self._update,
+                self._device_shapes,
+                carry,
+                gathered,
+                self.placement.split_flag(False),
+                donate=(0,),
+            )
+            self._compiled_init, self._compiled_act = init.result(), act.result()
+
+    def _init(self, seeds: Array, numbers: PyTree) -> State:
+        def init_agent(seed: Array, numbers: PyTree) -> State:
+            return state.init_agent(
+                self.config, self.algo, self.pool, lambda key: (), seed, numbers
+            )
+
+        return self.placement.map_agents(init_agent, seeds, numbers)
+
+    def _act(self, before: State, obs: Array, is_first: Array, turn: Array) -> Any:
+        return self.placement.map_agents(
+            lambda *agent: self._act_agent(turn, *agent), before, obs, is_first
+        )
+
+    def _update(
+        self, before: State, first_carry: PyTree, gathered: Gathered, stop: Array
+    ) -> tuple[State, Packed, Array]:
+        after, metrics = self.placement.map_agents(
+            self._update_agent, before, first_carry, gathered
+        )
+        return after, self.placement.publish(pack(metrics)), self.placement.any(stop)
+
+    @cached_property
+    def _device_shapes(self) -> State:
+        """Of what the devices hold."""
+        agents = state.place_agents(self.config, self.placement)
+        shapes: State = self.placement.shapes(self._init, *agents)
+        return shapes
+
+    @cached_property
+    def _seen_shapes(self) -> tuple[Any, Any, Any]:
+        """Of what acting sees: observations, which of them are first, the turn."""
+        spec, first = self.env.spec, self._index[:, :, self._stage.groups[0]]
+        obs = jax.ShapeDtypeStruct((*first.shape, *spec.observation_shape), spec.observation_dtype)
+        D = len(self._index)
+        return obs, jax.ShapeDtypeStruct(first.shape, bool), jax.ShapeDtypeStruct((D, 2), np.int32)
+
+    @cached_property
+    def _gathered(self) -> Gathered:
+        """Room for the rollouts of an iteration."""
+        length, num_envs = self.config.rollout_length, self.config.envs_per_shard
+        _, _, extras = self.placement.shapes(self._act, self._device_shapes, *self._seen_shapes)
+        room = jax.tree.map(
+            lambda x: np.empty((*self._leading, length, *x.shape[3:]), x.dtype), extras
+        )
+        return host_rollout.empty(self.env.spec, self._leading, length, num_envs, room)
+
+    # --- the loop ---------------------------------------------------------------------------
+
+    def init(self, numbers: PyTree = None, seeds: np.ndarray | None = None) -> State:
+        """As `jaxrl_scale.loop.runner.Runner.init`."""
+        agents = state.place_agents(self.config, self.placement, numbers, seeds)
+        return _with_games(self._compiled_init(*agents), self._no_games())
+
+    def step(self, before: State, stop: bool = False) -> tuple[State, dict[str, np.ndarray], bool]:
+        """As `jaxrl_scale.loop.runner.Runner.step`."""
+        games, devices = before.local.envs, _with_games(before, ())
+        first_carry = devices.local.carry
+        since, restart = self._since_restart(before.shared)
+        if since == 0:
+            self._stage.restart(self._seeds(before.shared, restart))
+        devices = self._collect(games, devices, since)
+        devices, packed, stops = self._compiled_update(
+            devices, first_carry, self._gathered, self.placement.split_flag(stop)
+        )
+        metrics = unpack(self.placement.read(packed))
+        return _with_games(devices, games), metrics, self.placement.join_flag(stops)
+
+    def _collect(self, games: Games, devices: State, since: int) -> State:
+        """A rollout of all groups in turn, written to `_gathered`. Returns what the devices hold
+        afterwards, which is another memory of the policy."""
+        rolled, groups = self._gathered.rollout, self._stage.groups
+        length = self.config.rollout_length
+        restart_follows = since + length == games.actions.shape[3]
+
+        def see(t: int, k: int) -> None:
+            cut = restart_follows and t == length - 1
+            seen = self._stage.receive(k)
+            host_rollout.record(games, self._gathered, t, groups[k], seen, cut)
+
+        rolled.obs[:, :, :, 0], rolled.is_first[:, :, :, 0] = games.obs, games.is_first
+        for t, (k, group) in itertools.product(range(length), enumerate(groups)):
+            if t > 0:
+                see(t - 1, k)
+            turn = np.broadcast_to(np.asarray([t, k], np.int32), (len(self._index), 2))
+            obs, first = games.obs[:, :, group], games.is_first[:, :, group]
+            action, carry, extras = self._compiled_act(devices, obs, first, turn)
+            devices = devices._replace(local=devices.local._replace(carry=carry))
+            chosen = on_host(action)
+            sent = host_rollout.clipped(self.env.spec, chosen)
+            self._stage.send(k, sent)
+            rolled.action[:, :, group, t] = chosen
+            games.actions[:, :, group, since + t] = sent
+            for room, x in zip(
+                jax.tree.leaves(rolled.extras), jax.tree.leaves(extras), strict=True
+            ):
+                room[:, :, group, t] = on_host(x)
+        for k in range(len(groups)):
+            see(length - 1, k)
+        return devices
+
+    def _since_restart(self, shared: Shared) -> tuple[int, int]:
+        """How many steps the environments have made since they were made, and how often they were
+        made before."""
+        iteration = int(self.placement.join_shared(shared.iteration)[0])
+        restart, since = divmod(iteration, self.config.restart_every)
+        return since * self.config.rollout_length, restart
+
+    def _seeds(self, shared: Shared, restart: int) -> np.ndarray:
+        """Of all environments of this process, ``[D, P', S', B]``."""
+        index = self.placement.join_local(self._index)  # [P_own, S_own, B]
+        agents = self.placement.join_shared(shared.seed)
+        seeds = [
+            host_seeds(int(seed), COLLECT, restart, own.reshape(-1)).reshape(own.shape)
+            for seed, own in zip(agents, index, strict=True)
+        ]
+        split: np.ndarray = self.placement.split_local(np.stack(seeds))
+        return split
+
+    def _no_games(self) -> Games:
+        length = self.config.restart_every * self.config.rollout_length
+        return host_rollout.fresh(self.env.spec, self._leading, length, self.config.envs_per_shard)
+
+    # --- to and from the host ---------------------------------------------------------------
+
+    @cached_property
+    def _placed_shapes(self) -> State:
+        games = jax.eval_shape(self._no_games)
+        return _with_games(self._device_shapes, games)
+
+    def abstract_state(self) -> State:
+        """As `state.canonical`."""
+        return state.canonical(self.placement, self._placed_shapes)
+
+    def parts(self) -> PyTree:
+        """As `state.parts`."""
+        return state.parts(self.placement, self.abstract_state())
+
+    def fetch(self, placed: State) -> State:
+        """As `state.fetch`."""
+        return state.fetch(self.placement, placed)
+
+    def fetch_actor(self, placed: State) -> PyTree:
+        """As `state.fetch_actor`."""
+        return state.fetch_actor(self.algo, self.placement, placed)
+
+    def place(self, saved: State, say: Callable[[str], None] = print) -> State:
+        """As `state.place`. The environments repeat what they did since the last restart.
+
+        Raises a `RunError` where that leads to other observations than those that were saved.
+        """
+        placed = state.place(self.placement, saved)
+        games = Games(*map(np.array, placed.local.envs))  # they will be changed in place
+        since, restart = self._since_restart(placed.shared)
+        if since:
+            self._stage.restart(self._seeds(placed.shared, restart))
+            self._repeat(games, since, say)
+        return _with_games(self.placement.put(_with_games(placed, ())), games)
+
+    def _repeat(self, games: Games, since: int, say: Callable[[str], None]) -> None:
+        """Step the environments as they were stepped since the restart."""
+        groups, number = self._stage.groups, self._index.size
+        say(f"repeating {since * number:,} steps of the environments, whose state cannot be saved")
+        for t in range(since):
+            for k, group in enumerate(groups):
+                self._stage.send(k, games.actions[:, :, group, t])
+            seen = [self._stage.receive(k) for k in range(len(groups))]
+        obs = np.concatenate([x.obs for x in seen], 2)
+        if obs.tobytes() != games.obs.tobytes():
+            facts = ", ".join(f"{name} {value}" for name, value in self.env.facts().items())
+            raise RunError(
+                f"{self.env.spec.id} cannot be resumed: it has repeated the {since} steps since "
+                "its last restart and looks otherwise than when it was saved; run.json says with "
+                f"which versions the run was started, here are {facts}"
+            )
+
+    # --- what else the loop asks (`jaxrl_scale.loop.protocol`) ------------------------------
+
+    def check_memory(self) -> None:
+        """Raise a `RunError` if the state does not fit into the memory."""
+        check_memory(self._placed_shapes, self.placement.at_hand)
+
+    def describe(self) -> str:
+        """For people: ``1 cpu device with 4 shards each, exact sums, simulators with 2 threads, a
+        state of 31.4 kB``."""
+        size, threads = decimal(num_bytes(self._placed_shapes)), self.placement.num_threads
+        simulators = f"simulators with {threads} thread{'s' * (threads > 1)}"
+        return f"{self.placement.describe()}, {simulators}, a state of {size}"
+
+    def facts(self) -> dict[str, Any]:
+        """For ``run.json``."""
+        devices = {"devices": self.placement.names(), "reduction": self.placement.reduction}
+        return devices | {"environment": self.env.facts()}
+
+    def evaluate(self, placed: State) -> dict[str, np.ndarray] | None:
+        """As `jaxrl_scale.loop.runner.Runner.evaluate`."""
+        seeds = state.own_seeds(self.config, self.placement)
+        return play_all(self._evaluators, self.fetch_actor(placed), seeds)
+
+    def memory(self) -> Memory:
+        """Of the process on CPUs, of one device on GPUs."""
+        return memory(self.placement.at_hand[0])
+
+    def close(self) -> None:
+        """Close the simulators."""
+        self._stage.close()
+
+
+def _with_games(of: State, games: Any) -> State:
+    return of._replace(local=of.local._replace(envs=games))

@@ -1,0 +1,194 @@
+"""The state of a run, wherever its environments are, and what every runner does with it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxrl_scale.config import Config
+from jaxrl_scale.loop.keys import INIT, UPDATE, agent_key, agent_seeds
+from jaxrl_scale.parallel.placement import Placement
+from jaxrl_scale.types import Algorithm, Array, Key, Metrics, Part, Pool, PyTree, Rollout
+
+
+class Shared(NamedTuple):
+    """Of one agent, the same on all devices."""
+
+    seed: Array  # [] uint32
+    iteration: Array  # [] int32, iterations done
+    algo: PyTree
+
+
+class Local(NamedTuple):
+    """Of one shard of one agent."""
+
+    envs: PyTree  # [B, ...]: `rollout.Environments`, or `host_rollout.Games` of a host environment
+    carry: PyTree  # [B, ...]
+    algo: PyTree
+
+
+class State(NamedTuple):
+    """All that the next iterations depend on.
+
+    While the run trains, it is placed on devices: each has the ``P'`` agents and ``S'`` shards that
+    `Placement` gave it. On the host and in a checkpoint it is canonical, the same whatever the
+    devices are: ``shared [P, ...]`` and ``local [P, S, ...]``.
+    """
+
+    shared: Shared
+    local: Local
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Packed:
+    """Metrics with all of a dtype in one array: fetching is paid by the array."""
+
+    floats: Array  # [P', n] float32
+    ints: Array  # [P', n] int32
+    float_names: tuple[str, ...] = dataclasses.field(metadata={"static": True})
+    int_names: tuple[str, ...] = dataclasses.field(metadata={"static": True})
+
+
+def pack(metrics: Metrics) -> Packed:
+    """Metrics of the agents of a device, ``[P']`` each. Raises a TypeError for one that is no
+    scalar of dtype float32 or int32."""
+    names: dict[Any, list[str]] = {jnp.dtype(jnp.float32): [], jnp.dtype(jnp.int32): []}
+    for name, x in sorted(metrics.items()):
+        if x.ndim != 1 or x.dtype not in names:
+            raise TypeError(
+                f"metric {name!r} of the algorithm has shape {x.shape[1:]} and dtype {x.dtype}; "
+                "it should be a scalar of dtype float32 or int32"
+            )
+        names[x.dtype].append(name)
+    floats, ints = (jnp.stack([metrics[n] for n in names[d]], -1) for d in names)
+    return Packed(floats, ints, *(tuple(group) for group in names.values()))
+
+
+def unpack(packed: Packed) -> dict[str, np.ndarray]:
+    """What `pack` was given."""
+    columns = zip(packed.float_names, packed.floats.T, strict=True)
+    return dict(columns) | dict(zip(packed.int_names, packed.ints.T, strict=True))
+
+
+# --- one device's part of one agent -------------------------------------------------------------
+
+
+def init_agent(
+    config: Config,
+    algo: Algorithm,
+    pool: Pool,
+    reset: Callable[[Key], PyTree],
+    seed: Array,
+    options: PyTree,
+) -> State:
+    """An agent before its first iteration.
+
+    Args:
+      reset: ``key -> Local.envs``, of one shard.
+      options: the algorithm's, with traced numbers.
+    """
+    key_shared, key_envs, key_local = jax.random.split(agent_key(seed, INIT), 3)
+
+    def init_shard(index: Array) -> Local:
+        return Local(
+            envs=reset(jax.random.fold_in(key_envs, index)),
+            carry=algo.init_carry(config.envs_per_shard),
+            algo=algo.init_local(jax.random.fold_in(key_local, index), index),
+        )
+
+    shared = Shared(seed, jnp.zeros((), jnp.int32), algo.init_shared(key_shared, options))
+    return State(shared, pool.map(init_shard, pool.shard_index()))
+
+
+def learn(
+    algo: Algorithm, pool: Pool, shared: Shared, local: PyTree, rolled: Rollout, counts: Metrics
+) -> tuple[Shared, PyTree, Metrics]:
+    """One update of an agent.
+
+    Args:
+      local: the algorithm's, ``[S, ...]``.
+      rolled: ``[S, T, B]``.
+      counts: metrics of the episodes that are summed over shards, ``[S]``.
+
+    Returns:
+      What `State` holds of both afterwards, and the metrics of the iteration.
+    """
+    key = agent_key(shared.seed, UPDATE, shared.iteration)
+    algo_shared, local, metrics = algo.update(shared.algo, local, rolled, key, shared.iteration)
+    metrics = metrics | {"param_norm": optax.tree.norm(algo_shared.params)}
+    following = Shared(shared.seed, shared.iteration + 1, algo_shared)
+    return following, local, metrics | pool.sum(counts)
+
+
+# --- the agents of a run ------------------------------------------------------------------------
+
+
+def numbers(config: Config) -> PyTree:
+    """The algorithm's options with an array ``[P]`` for each number, the config's."""
+    return jax.tree.map(lambda x: np.full(config.num_seeds, x, np.float32), config.algo)
+
+
+def own_seeds(config: Config, placement: Placement) -> np.ndarray:
+    """Those of the agents that this process holds, ``[P_own]``."""
+    agents, _ = placement.held
+    return agent_seeds(config)[agents.start : agents.stop]
+
+
+def place_agents(
+    config: Config, placement: Placement, options: PyTree = None, seeds: np.ndarray | None = None
+) -> tuple[np.ndarray, PyTree]:
+    """Seeds and options' numbers of the agents that this process holds, placed.
+
+    Args:
+      options: the agents' options as `numbers` has them, ``[P]`` each; default: these.
+      seeds: the agents' seeds, ``[P]``; default: those of the config.
+    """
+    held, _ = placement.held
+    agents = (
+        np.asarray(agent_seeds(config) if seeds is None else seeds, np.uint32),
+        jax.tree.map(np.float32, numbers(config) if options is None else options),
+    )
+    return placement.split_shared(jax.tree.map(lambda x: x[held.start : held.stop], agents))
+
+
+# --- to and from the host -----------------------------------------------------------------------
+
+
+def canonical(placement: Placement, placed: State) -> State:
+    """Shapes and dtypes of the canonical state, ``shared [P, …]``, ``local [P, S, …]``, from those
+    of the placed one."""
+    return State(*placement.whole_shapes(*placed))
+
+
+def parts(placement: Placement, shapes: State) -> State:
+    """Which part of each array of the canonical state this process holds: the same tree, with a
+    `Part` for each array."""
+    agents, shards = placement.held
+    return State(
+        jax.tree.map(lambda _: Part((agents,)), shapes.shared),
+        jax.tree.map(lambda _: Part((agents, shards)), shapes.local),
+    )
+
+
+def place(placement: Placement, state: State) -> State:
+    """Of a canonical state the part of this process, as its devices will hold it."""
+    return State(placement.split_shared(state.shared), placement.split_local(state.local))
+
+
+def fetch(placement: Placement, state: State) -> State:
+    """Of the canonical state the part of this process (see `parts`), a copy on the host."""
+    joined = State(placement.join_shared(state.shared), placement.join_local(state.local))
+    return jax.tree.map(np.array, joined)  # the next step takes the buffers back
+
+
+def fetch_actor(algo: Algorithm, placement: Placement, state: State) -> PyTree:
+    """What acting needs, ``[P_own, …]`` on the host."""
+    shared = placement.join_shared(state.shared)
+    return algo.actor(shared.algo, shared.iteration)

@@ -1,0 +1,107 @@
+"""A small environment on the host: CartPole in plain Python, stepped by threads."""
+
+import math
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from jaxrl_scale.types import Discrete, EnvSpec, HostStep
+
+LIMIT = 0.2095, 2.4  # rad, m
+
+
+class Pole:
+    """One environment, with auto-reset on the next step."""
+
+    def __init__(self, seed, lives, limit):
+        self.random, self.lives, self.limit = random.Random(seed), lives, limit
+        self.left = 0  # lives of the game at hand
+        self.begin()
+
+    def begin(self):
+        self.state = [self.random.uniform(-0.05, 0.05) for _ in range(4)]
+        self.ended, self.age = False, 0
+        if self.left == 0:
+            self.left = self.lives
+        return self.seen(0.0)
+
+    def step(self, action):
+        if self.ended:
+            return self.begin()
+        x, x_dot, theta, theta_dot = self.state
+        force = (10.0 if action else -10.0) + 0.05 * theta_dot**2 * math.sin(theta)
+        angular = 9.8 * math.sin(theta) - math.cos(theta) * force / 1.1
+        angular /= 0.5 * (4 / 3 - 0.1 * math.cos(theta) ** 2 / 1.1)
+        linear = (force - 0.05 * angular * math.cos(theta)) / 1.1
+        self.state = [
+            x + 0.02 * x_dot,
+            x_dot + 0.02 * linear,
+            theta + 0.02 * theta_dot,
+            theta_dot + 0.02 * angular,
+        ]
+        self.age += 1
+        fell = abs(self.state[2]) > LIMIT[0] or abs(self.state[0]) > LIMIT[1]
+        cut = not fell and self.age == self.limit
+        self.ended = fell or cut
+        self.left -= fell
+        self.left = 0 if cut else self.left
+        return self.seen(1.0, fell, cut, self.ended and self.left == 0)
+
+    def seen(self, reward, terminated=False, truncated=False, game_over=False):
+        return np.float32(self.state), reward, terminated, truncated, 2 * reward, game_over
+
+
+class Poles:
+    """A simulator."""
+
+    alive = 0  # simulators that were made and not closed
+
+    def __init__(self, env, seeds, num_threads):
+        self.poles = [Pole(int(seed), env.lives, env.limit) for seed in seeds]
+        self.env, self.steps, self.closed = env, 0, False
+        self.threads = ThreadPoolExecutor(num_threads, thread_name_prefix="poles")
+        Poles.alive += 1
+
+    def reset(self):
+        return np.stack([np.float32(pole.state) for pole in self.poles])
+
+    def send(self, action):
+        assert action.dtype == np.int32
+        self.steps += 1
+        self.underway = [
+            self.threads.submit(self.step, *each) for each in zip(self.poles, action, strict=True)
+        ]
+
+    def step(self, pole, action):
+        if self.steps == self.env.breaks_at:
+            raise RuntimeError("a pole broke")
+        return pole.step(action)
+
+    def receive(self):
+        columns = zip(*(each.result() for each in self.underway), strict=True)
+        return HostStep(*map(_array, HostStep._fields, columns))
+
+    def close(self):
+        Poles.alive -= not self.closed
+        self.closed = True
+        self.threads.shutdown()
+
+
+def _array(name, column):
+    dtypes = {"obs": np.float32, "reward": np.float32, "score": np.float32}
+    return np.stack([np.asarray(x, dtypes.get(name, bool)) for x in column])
+
+
+class HostCartPole:
+    """A score is twice the reward, and a game has ``lives``."""
+
+    def __init__(self, lives: int = 1, limit: int = 500, breaks_at: int = 0, actions: int = 2):
+        self.lives, self.limit, self.breaks_at = lives, limit, breaks_at
+        self.spec = EnvSpec("HostCartPole", (4,), Discrete(actions))
+
+    def simulate(self, seeds, num_threads):
+        return Poles(self, seeds, num_threads)
+
+    def facts(self):
+        return {"poles": "2.0"}

@@ -1,0 +1,252 @@
+"""Environments on the host: a run is a function of its config and seed there too, whatever the
+devices, the simulators' threads and the processes, and although no simulator can be saved."""
+
+import signal
+
+import algorithms
+import jax
+import numpy as np
+import pytest
+from host_cartpole import HostCartPole, Poles
+from processes import assert_same_run, ended, summary, well
+from running import differing, run, runner_of, shared, small, steps
+
+from jaxrl_scale import load
+from jaxrl_scale.errors import RunError
+from jaxrl_scale.loop import host_rollout
+from jaxrl_scale.loop.host_rollout import Stage
+from jaxrl_scale.loop.keys import COLLECT, EVALUATE, host_seeds
+from jaxrl_scale.loop.make import make_runner
+from jaxrl_scale.parallel import backend
+from jaxrl_scale.parallel.hosts import Hosts
+from jaxrl_scale.records.progress import Clock
+from jaxrl_scale.train import loop
+
+NAME = "host_cartpole:HostCartPole"
+T, EVERY, ITERATIONS = 8, 3, 8
+CONFIG = small(
+    {"minibatch_size": 64, "normalize_observations": True, "scale_rewards": True},
+    env=NAME,
+    env_kwargs={"lives": 2, "limit": 40},
+    num_envs=16,
+    num_shards=4,
+    rollout_length=T,
+    hidden_sizes=(16,),
+    restart_every=EVERY,
+    iterations=ITERATIONS,
+    eval_episodes=4,
+    test_env_kwargs={"lives": 1, "limit": 5},
+    devices=1,
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def all_simulators_are_closed():
+    yield
+    for runner in shared.values():
+        runner.close()
+    assert Poles.alive == 0
+
+
+@pytest.fixture(scope="module")
+def reference():
+    """The state after all iterations on one device, and the metrics of each."""
+    return run(CONFIG)
+
+
+# --- the same bits ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_a_run_is_the_same_on_more_devices_and_threads(reference, devices):
+    """On one device two groups act in turn, of two shards each; on two, groups of one shard; on
+    four there is one group."""
+    state, history = run(CONFIG.replace(devices=devices, num_threads=devices))
+    assert differing(reference, (state, history)) == []
+
+
+@pytest.mark.parametrize(("half", "devices"), [(2, 2), (3, 4), (4, 1)])
+def test_a_run_goes_on_elsewhere_before_at_and_after_a_restart(reference, half, devices, capsys):
+    threads = devices if devices > 1 else None
+    state, _ = run(CONFIG, iterations=half)
+    end, _ = run(
+        CONFIG.replace(devices=devices, num_threads=threads),
+        iterations=ITERATIONS - half,
+        state=state,
+    )
+    assert differing(reference[0], end) == []
+    repeated = half % EVERY * T * CONFIG.num_envs
+    said = f"repeating {repeated} steps of the environments, whose state cannot be saved\n"
+    assert capsys.readouterr().out == (said if repeated else "")
+
+
+def test_seeds_that_depend_on_the_place_in_a_simulator_are_caught(reference, monkeypatch):
+    """It is the mistake that this file could not see if simulators were as large everywhere."""
+    seeds_of = Poles.__init__
+
+    def by_place(self, env, seeds, num_threads):
+        seeds_of(self, env, np.arange(len(seeds)), num_threads)
+
+    monkeypatch.setattr(Poles, "__init__", by_place)
+    one, _ = run(CONFIG, iterations=1)
+    four, _ = run(CONFIG.replace(devices=4, num_threads=4), iterations=1)
+    assert ".local.envs.obs" in differing(one, four)
+
+
+def test_an_environment_that_repeats_itself_otherwise_is_an_error(reference, monkeypatch):
+    half, _ = run(CONFIG, iterations=4)
+    true_step = Poles.step
+    monkeypatch.setattr(Poles, "step", lambda self, pole, action: true_step(self, pole, 1))
+    said = r"^HostCartPole cannot be resumed: .* the 8 steps .*, here are poles 2\.0$"
+    with pytest.raises(RunError, match=said):
+        shared[repr(CONFIG)].place(half, str)
+
+
+@pytest.mark.parametrize("name", algorithms.NAMES)
+def test_every_algorithm_learns_in_environments_on_the_host(name):
+    config = algorithms.everything(name, env=NAME, num_shards=4, iterations=2, restart_every=1)
+    runner = runner_of(config)
+    state, history = steps(runner, 2)
+    runner.close()
+    assert history[-1]["steps"] > 64
+    assert all(np.isfinite(x).all() for metrics in history for x in metrics.values())
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.shared.algo.params))
+
+
+# --- what a rollout holds -----------------------------------------------------------------------
+
+
+def test_games_are_cut_at_a_restart_as_a_time_limit_cuts_them():
+    """And between restarts the rollouts are what the environments do one by one."""
+    env, seeds = HostCartPole(lives=2, limit=6), np.arange(8) + 100
+    stage = Stage(env, (1, 1, 2, 4), 1)
+    games = host_rollout.fresh(env.spec, (1, 1, 2), 2 * T, 4)
+    rooms = host_rollout.empty(env.spec, (1, 1, 2), T, 4, ())
+    rng, alone = np.random.default_rng(0), [HostCartPole(2, 6).simulate([s], 1) for s in seeds]
+    seen = [[simulator.reset()] for simulator in alone]
+    stage.restart(seeds.reshape(1, 1, 2, 4))
+    kept = []
+    for iteration in range(2):
+        rooms.rollout.obs[:, :, :, 0] = games.obs
+        for t in range(T):
+            actions = rng.integers(0, 2, (1, 1, 2, 4))
+            for k, group in enumerate(stage.groups):
+                stage.send(k, actions[:, :, group])
+                cut = iteration == 1 and t == T - 1
+                host_rollout.record(games, rooms, t, group, stage.receive(k), cut)
+            if iteration or t:  # the first step is a reset, whatever its action
+                for simulator, action, steps_of in zip(alone, actions.ravel(), seen, strict=True):
+                    simulator.send(action[None].astype(np.int32))
+                    steps_of.append(simulator.receive())
+        kept.append(jax.tree.map(np.copy, rooms))
+    for simulator in (*alone, stage):
+        simulator.close()
+    valid, terminated, truncated, obs = (
+        np.concatenate([getattr(room.rollout, x)[0, 0, :, :T] for room in kept], 1)
+        for x in ("valid", "terminated", "truncated", "obs")
+    )  # [S, 2 T, B]
+    scores, lengths, complete = (
+        np.concatenate([getattr(room.ended, x)[0, 0] for room in kept], 1)
+        for x in ("episode_return", "episode_length", "ended")
+    )
+    assert not valid[:, 0].any()
+    for n, (first, *later) in enumerate(seen):
+        at = n // 4, slice(1, None), n % 4
+        seen_alone = np.concatenate([first, *(x.obs for x in later)])
+        np.testing.assert_array_equal(obs[at], seen_alone[:-1])
+        dead = np.concatenate([[False], [bool(x.terminated | x.truncated) for x in later]])
+        np.testing.assert_array_equal(valid[at], ~dead[:-1])
+        ends = np.asarray([bool(x.terminated | x.truncated) for x in later])
+        running = valid[at] & ~ends
+        running[:-1] = False  # only the last step may be cut
+        np.testing.assert_array_equal((terminated | truncated)[at], (ends & valid[at]) | running)
+        np.testing.assert_array_equal(kept[1].cut[0, 0, n // 4, n % 4], running[-1])
+        over = np.asarray([bool(x.game_over) for x in later]) & valid[at]
+        np.testing.assert_array_equal(complete[at], over)
+        gained = np.asarray([x.score.item() for x in later]) * valid[at]
+        games_played = np.split(gained, np.flatnonzero(over) + 1)[: over.sum()]
+        assert scores[at][over].tolist() == [game.sum() for game in games_played]
+        assert (2 * lengths[at][over] == scores[at][over]).all()  # a score is 2 a step
+    assert games.ended.all()
+    assert not games.episode_return.any()
+    assert kept[1].cut.any()
+    assert not kept[0].cut.any()
+
+
+def test_cut_episodes_are_counted_and_enter_no_return(reference):
+    _, history = reference
+    cut = np.concatenate([metrics["cut_episodes"] for metrics in history])
+    assert (cut > 0).tolist() == [k % EVERY == EVERY - 1 for k in range(ITERATIONS)]
+    assert (cut <= CONFIG.num_envs).all()
+    for metrics in history:
+        assert metrics["total_return"] == 2 * metrics["total_length"]  # whole games of two lives
+    assert sum(metrics["ended"] for metrics in history) > 0
+
+
+def test_every_environment_agent_and_restart_has_seeds_of_its_own():
+    index = np.arange(64)
+    drawn = [
+        host_seeds(seed, purpose, restart, index)
+        for seed in (0, 1)
+        for purpose in (COLLECT, EVALUATE)
+        for restart in (0, 1)
+    ]
+    together = np.concatenate(drawn)
+    assert len(set(together.tolist())) == len(together)
+    assert (together >= 0).all()
+    assert (together < 2**31).all()
+    np.testing.assert_array_equal(host_seeds(0, COLLECT, 0, index[40:]), drawn[0][40:])
+
+
+# --- evaluation ---------------------------------------------------------------------------------
+
+
+def test_an_evaluation_plays_whole_games_there_and_in_the_other_environment(reference):
+    runner = shared[repr(CONFIG)]
+    returns = runner.evaluate(runner.place(reference[0], str))
+    assert returns["eval_return"].shape == (1, 4)
+    assert (returns["eval_return"] >= 2 * 2 * 8).all()  # two lives of at least eight steps
+    np.testing.assert_array_equal(returns["test_return"], [[2 * 5] * 4])  # cut by its limit
+
+
+def test_a_test_environment_of_another_kind_is_refused():
+    config = CONFIG.replace(test_env_kwargs={"actions": 3})
+    said = r"test_env_kwargs={'actions': 3} .* whose action is Discrete\(n=3\); .* Discrete\(n=2\)"
+    with pytest.raises(RunError, match=said):
+        runner_of(config)
+
+
+# --- the loop -----------------------------------------------------------------------------------
+
+
+def test_an_environment_that_breaks_ends_the_run_in_one_line_and_closes_all(tmp_path):
+    config = CONFIG.replace(wandb="disabled", tensorboard=False, run_dir=str(tmp_path / "run"))
+    placement = backend.place(config, jax.local_devices())
+    runner = make_runner(config, HostCartPole(breaks_at=12), placement)
+    before = Poles.alive
+    with pytest.raises(RunError, match=r"'HostCartPole'.*: RuntimeError: a pole broke$"):
+        loop(config, runner, Hosts(), Clock(0.0))
+    assert Poles.alive == before
+
+
+def test_two_processes_of_which_one_is_killed_and_one_alone_make_the_same_run(world, path):
+    options = [
+        *("--env", NAME, "--env_kwargs.limit", 40, "--env_kwargs.lives", 2),
+        *("--restart_every", 3, "--iterations", 8, "--eval_episodes", 4, "--eval_every", 4),
+        *("--rollout_length", 8, "--algo.minibatch_size", 64),
+    ]
+    whole, other = path / "whole", path / "other"
+    path.mkdir()
+    reference = world.start(*world.small(whole), *options)
+    killed = {1: {"signal": "SIGKILL", "at": 6}}
+    done = world.run_ranks(2, *world.small(other), *options, accidents=killed)
+    assert (done[0].status, done[1].status) == (75, -signal.SIGKILL)
+    assert not (other / "summary.json").exists()
+    well(world.resume(other, "--num_threads", 2))
+    well(ended({0: reference})[0])
+    assert_same_run(whole, other)
+    evaluation = summary(whole)["evaluation"]
+    agent = load(whole)
+    returns = agent.evaluate(episodes=4)
+    assert returns.mean() == pytest.approx(evaluation["mean"])
+    assert agent.act(np.zeros(4, np.float32)) in (0, 1)
