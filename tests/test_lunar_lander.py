@@ -726,19 +726,14 @@ def test_a_lander_does_the_same_in_a_batch_of_any_size():
 
     together = unroll(moving(PLAIN), state, lambda x: x)
     assert together[0].world.contacts.touching.sum() > 100, "there were contacts"
-    for place in (slice(0, 16), slice(5, 7)):
-        start = jax.tree.map(lambda x, place=place: x[place], state)
-        apart = unroll(moving(PLAIN), start, lambda x, place=place: x[place])
-        part = jax.tree.map(lambda x, place=place: x[:, place], together)
-        assert differing(apart, part) == []
+    place = slice(5, 7)
+    apart = unroll(moving(PLAIN), jax.tree.map(lambda x: x[place], state), lambda x: x[place])
+    assert differing(apart, jax.tree.map(lambda x: x[:, place], together)) == []
     agents = unroll(
         jax.jit(jax.vmap(jax.vmap(PLAIN.move))), jax.tree.map(by_agent, state), by_agent
     )
     whole = jax.tree.map(lambda x: np.stack([by_agent(now) for now in x]), together)
     assert differing(agents, whole) == []
-    # Without a batch XLA rounds the potential in another way, by a bit.
-    one = unroll(jax.jit(PLAIN.move), jax.tree.map(lambda x: x[11], state), lambda x: x[11])
-    np.testing.assert_allclose(one[1].obs[:50], together[1].obs[:50, 11], rtol=0, atol=1e-5)
 
 
 # --- pictures ---------------------------------------------------------------------------
