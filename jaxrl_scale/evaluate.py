@@ -73,7 +73,11 @@ def _parser() -> commands.Parser:
         "--gymnasium", action="store_true", help="play in real Gymnasium [in our environment]"
     )
     parser.add_argument(
-        "--video", metavar="FILE", type=Path, help="also write one episode to FILE.gif or FILE.mp4"
+        "--video",
+        metavar="FILE",
+        type=Path,
+        help="also write one episode to FILE.gif or FILE.mp4; of a game on the host at most 1,000 "
+        "frames",
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     return parser

@@ -13,14 +13,18 @@ import threading
 import time
 
 import gymnasium
+import jax
 import numpy as np
 import psutil
 import pytest
 from gymnasium import spaces
+from running import run, small
 
 from jaxrl_scale import envs
+from jaxrl_scale.config import Config
 from jaxrl_scale.envs import games, scores
 from jaxrl_scale.errors import RunError
+from jaxrl_scale.loop.agent import Agent
 from jaxrl_scale.types import Box, Discrete, EnvSpec, HostStep
 
 HAS_ENVPOOL = importlib.util.find_spec("envpool") is not None
@@ -470,3 +474,37 @@ def test_pictures_of_gymnasium():
     assert frames.shape == (2, 400, 600, 3)
     assert frames.dtype == np.uint8
     simulator.close()
+
+
+# --- an agent in them ---------------------------------------------------------------------
+
+
+@needs_envpool
+def test_agents_learn_envpools_cartpole_as_they_learn_ours():
+    """The same algorithm, on the host and on the devices: each of four agents reaches the score."""
+    algo = {"minibatch_size": 256, "epochs": 4, "learning_rate": 3e-3, "gae_lambda": 0.9}
+    sizes = {"num_seeds": 4, "num_shards": 2, "rollout_length": 32, "iterations": 50}
+    for name in ("CartPole-v1", CARTPOLE):
+        _, history = run(small(algo, env=name, hidden_sizes=(64,), devices=1, **sizes))
+        returns, ended = (
+            sum(metrics[what] for metrics in history[-10:]) for what in ("total_return", "ended")
+        )
+        assert (returns / ended > 300).all(), name
+        assert (returns / ended).mean() > 400, name
+
+
+@needs_envpool
+def test_a_video_shows_the_real_frames_until_the_game_is_over():
+    env = envs.make(ATARI, max_episode_steps=30)
+
+    class Random:
+        @staticmethod
+        def act(actor, local, carry, obs, is_first, key, greedy=False):
+            return jax.random.randint(key, obs.shape[:1], 0, 6), carry, ()
+
+        init_carry = staticmethod(lambda number: ())
+
+    frames = Agent(Config(), env, Random(), np.zeros(1), iteration=0).record(seed=3)
+    assert len(frames) == 31
+    assert {frame.shape for frame in frames} == {(420, 320, 3)}
+    assert len({frame.tobytes() for frame in frames}) > 15

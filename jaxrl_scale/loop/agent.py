@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,16 @@ import numpy as np
 from jaxrl_scale import envs
 from jaxrl_scale.config import Config, files
 from jaxrl_scale.errors import RunError
-from jaxrl_scale.loop import rollout
+from jaxrl_scale.loop import host_rollout, rollout
 from jaxrl_scale.loop.evaluator import LONGEST_EPISODE, make_evaluator
 from jaxrl_scale.loop.keys import agent_seeds
 from jaxrl_scale.loop.make import make_runner
 from jaxrl_scale.parallel import backend
 from jaxrl_scale.records.checkpoint import restore
 from jaxrl_scale.types import Algorithm, Box, Environment, HostEnvironment, PyTree
+
+LONGEST_VIDEO = 1_000
+"""Frames of a video of a game on the host, where a game may have a hundred thousand."""
 
 
 @dataclass
@@ -155,10 +158,13 @@ class Agent:
         return returns
 
     def record(self, seed: int = 0, greedy: bool = True) -> list[np.ndarray]:
-        """The frames of one episode in our environment, each ``[height, width, 3]`` uint8."""
+        """The frames of one episode in our environment, each ``[height, width, 3]`` uint8. Of a
+        game on the host they are the first `LONGEST_VIDEO`."""
         env: Any = self.env
+        if envs.on_host(env):
+            return self._record_on_host(env, seed, greedy)
         render = getattr(env, "render", None)
-        if render is None or envs.on_host(env):
+        if render is None:
             raise RunError(f"{self.env.spec.id} has no render(state) method, so no video")
         key_act, key_reset, key_steps = jax.random.split(jax.random.key(seed), 3)
         self.reset()
@@ -177,6 +183,21 @@ class Agent:
             frames.append(frame())
             if bool(game.ended[0]):
                 break
+        return frames
+
+    def _record_on_host(self, env: HostEnvironment, seed: int, greedy: bool) -> list[np.ndarray]:
+        def act(t: int, obs: np.ndarray, is_first: np.ndarray) -> np.ndarray:
+            return self.act(obs, greedy, is_first)
+
+        self.reset(seed)
+        frames: list[np.ndarray] = []
+        game = host_rollout.play(env, act, np.array([seed]), 1, LONGEST_VIDEO - 1)
+        with closing(game):
+            for simulator, _ in game:
+                render = getattr(simulator, "render", None)
+                if render is None:
+                    raise RunError(f"{env.spec.id} has no simulator with render(), so no video")
+                frames.append(render()[0])
         return frames
 
 

@@ -105,9 +105,10 @@ class HostEvaluator:
             return np.asarray(action)
 
         game_seeds = host_seeds(seed, EVALUATE, 0, np.arange(self._episodes))
-        return host_rollout.play_episodes(
-            self._env, act, game_seeds, self._placement.num_threads, limit or LONGEST_EPISODE
-        )
+        threads = self._placement.num_threads
+        played = host_rollout.play(self._env, act, game_seeds, threads, limit or LONGEST_EPISODE)
+        *_, (_, scores) = played
+        return scores
 
 
 def make_evaluator(

@@ -14,7 +14,7 @@ a reset step.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, closing
 from typing import Any, NamedTuple
 
@@ -195,37 +195,38 @@ def record(
     games.episode_length[over] = 0
 
 
-def play_episodes(
+def play(
     env: HostEnvironment,
     act: Callable[[int, np.ndarray, np.ndarray], np.ndarray],
     seeds: np.ndarray,
     num_threads: int,
     limit: int,
-) -> np.ndarray:
-    """One whole game in an environment for each of the seeds.
+) -> Generator[tuple[Simulator, np.ndarray]]:
+    """One whole game in an environment for each of the seeds, step by step.
 
     Args:
       act: ``(t, obs, is_first) -> action``, of all.
       limit: steps after which a game without end is cut.
 
-    Returns:
-      Scores ``[n]`` float32.
+    Yields:
+      At the start and after each step, the simulator and the scores so far, ``[n]`` float32.
     """
     score, done = np.zeros(len(seeds), np.float32), np.zeros(len(seeds), bool)
     with errors_in_one_line(f"environment {env.spec.id!r}"):
         simulator = env.simulate(seeds, num_threads)
         with closing(simulator):
             obs, ended, is_first = simulator.reset(), done.copy(), ~done
+            yield simulator, score
             for t in range(limit):
                 simulator.send(clipped(env.spec, act(t, obs, is_first)))
                 seen = simulator.receive()
                 obs, is_first = seen.obs, ended
-                score += np.where(done | ended, 0, seen.score)
+                score = score + np.where(done | ended, 0, seen.score)
                 done |= ~ended & seen.game_over
                 ended = ~ended & (seen.terminated | seen.truncated)
+                yield simulator, score
                 if done.all():
                     break
-    return score
 
 
 def clipped(spec: EnvSpec, action: np.ndarray) -> np.ndarray:
