@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxrl_scale.config import Config
 from jaxrl_scale.config.files import to_json
+from jaxrl_scale.envs import scores
 from jaxrl_scale.errors import FINISHED, NOT_FINITE, STOPPED, RunError
 from jaxrl_scale.parallel.hosts import Hosts
 from jaxrl_scale.parallel.machine import Memory
@@ -140,7 +141,8 @@ class Log:
             "peak_memory_mb": memory.peak,
         }
         if self.is_evaluated:
-            row |= {name: self._mean(name) for name in self.returns or ("eval_return",)}
+            means = {name: self._mean(name) for name in self.returns or ("eval_return",)}
+            row |= means | self._normalized(means)
         if self._writer:
             self._writer.log(row)
         self._terminal.update(row)
@@ -159,6 +161,16 @@ class Log:
         if self.returns is None:
             return None
         return self._progress.iqm(self.returns[name].mean(1, dtype=np.float64))
+
+    def _normalized(self, means: dict[str, float | None]) -> dict[str, float | None]:
+        """``eval_normalized`` for ``eval_return``, and so on, where a range was published."""
+        env = self._config.env.removeprefix("envpool:")
+        if env not in scores.RANGES:
+            return {}
+        return {
+            name.replace("_return", "_normalized"): x if x is None else scores.normalized(env, x)
+            for name, x in means.items()
+        }
 
     @property
     def score(self) -> float | None:

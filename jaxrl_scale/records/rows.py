@@ -9,7 +9,8 @@ A **row** is a flat dict. It has
 - ``return_100``: the mean return over the most recent iterations that together contain at least
   100 finished episodes;
 - ``eval_return``, if the agents were evaluated in this iteration, and ``test_return``, if they were
-  evaluated with ``test_env_kwargs`` too;
+  evaluated with ``test_env_kwargs`` too; ``eval_normalized`` and ``test_normalized``, the same by
+  the range that was published for the environment, if one was;
 - ``memory_mb`` and ``peak_memory_mb``;
 - the metrics of the algorithm, which ``docs/metrics.md`` explains.
 
@@ -50,6 +51,8 @@ TAGS = {
     "episodes": "episode/count",
     "eval_return": "evaluation/return",
     "test_return": "evaluation/test_return",
+    "eval_normalized": "evaluation/normalized",
+    "test_normalized": "evaluation/test_normalized",
     "loss": "loss/total",
     "policy_loss": "loss/policy",
     "value_loss": "loss/value",
