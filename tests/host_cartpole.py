@@ -15,7 +15,7 @@ class Pole:
     """One environment, with auto-reset on the next step."""
 
     def __init__(self, seed, lives, limit):
-        self.random, self.lives, self.limit = random.Random(seed), lives, limit
+        self.random, self.lives, self.limit = random.Random(int(seed)), lives, limit
         self.left = 0  # lives of the game at hand
         self.begin()
 
@@ -28,7 +28,8 @@ class Pole:
 
     def step(self, action):
         if self.ended:
-            return self.begin()
+            obs, *_ = self.begin()
+            return obs, 99.0, True, True, 99.0, True  # which mean nothing
         x, x_dot, theta, theta_dot = self.state
         force = (10.0 if action else -10.0) + 0.05 * theta_dot**2 * math.sin(theta)
         angular = 9.8 * math.sin(theta) - math.cos(theta) * force / 1.1
@@ -58,7 +59,7 @@ class Poles:
     alive = 0  # simulators that were made and not closed
 
     def __init__(self, env, seeds, num_threads):
-        self.poles = [Pole(int(seed), env.lives, env.limit) for seed in seeds]
+        self.poles = [Pole(seed, env.lives, env.limit) for seed in seeds]
         self.env, self.steps, self.closed = env, 0, False
         self.threads = ThreadPoolExecutor(num_threads, thread_name_prefix="poles")
         Poles.alive += 1

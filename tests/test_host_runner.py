@@ -1,13 +1,14 @@
 """Environments on the host: a run is a function of its config and seed there too, whatever the
 devices, the simulators' threads and the processes, and although no simulator can be saved."""
 
+import importlib.util
 import signal
 
 import algorithms
 import jax
 import numpy as np
 import pytest
-from host_cartpole import HostCartPole, Poles
+from host_cartpole import HostCartPole, Pole, Poles
 from processes import assert_same_run, ended, summary, well
 from running import differing, run, runner_of, shared, small, steps
 
@@ -37,6 +38,10 @@ CONFIG = small(
     eval_episodes=4,
     test_env_kwargs={"lives": 1, "limit": 5},
     devices=1,
+)
+needs_envpool = pytest.mark.skipif(
+    importlib.util.find_spec("envpool") is None,
+    reason="EnvPool is not installed (make install EXTRA=envpool)",
 )
 
 
@@ -118,59 +123,61 @@ def test_every_algorithm_learns_in_environments_on_the_host(name):
 
 def test_games_are_cut_at_a_restart_as_a_time_limit_cuts_them():
     """And between restarts the rollouts are what the environments do one by one."""
-    env, seeds = HostCartPole(lives=2, limit=6), np.arange(8) + 100
-    stage = Stage(env, (1, 1, 2, 4), 1)
-    games = host_rollout.fresh(env.spec, (1, 1, 2), 2 * T, 4)
-    rooms = host_rollout.empty(env.spec, (1, 1, 2), T, 4, ())
-    rng, alone = np.random.default_rng(0), [HostCartPole(2, 6).simulate([s], 1) for s in seeds]
-    seen = [[simulator.reset()] for simulator in alone]
-    stage.restart(seeds.reshape(1, 1, 2, 4))
-    kept = []
-    for iteration in range(2):
-        rooms.rollout.obs[:, :, :, 0] = games.obs
-        for t in range(T):
-            actions = rng.integers(0, 2, (1, 1, 2, 4))
-            for k, group in enumerate(stage.groups):
-                stage.send(k, actions[:, :, group])
-                cut = iteration == 1 and t == T - 1
-                host_rollout.record(games, rooms, t, group, stage.receive(k), cut)
-            if iteration or t:  # the first step is a reset, whatever its action
-                for simulator, action, steps_of in zip(alone, actions.ravel(), seen, strict=True):
-                    simulator.send(action[None].astype(np.int32))
-                    steps_of.append(simulator.receive())
-        kept.append(jax.tree.map(np.copy, rooms))
-    for simulator in (*alone, stage):
-        simulator.close()
-    valid, terminated, truncated, obs = (
-        np.concatenate([getattr(room.rollout, x)[0, 0, :, :T] for room in kept], 1)
-        for x in ("valid", "terminated", "truncated", "obs")
-    )  # [S, 2 T, B]
-    scores, lengths, complete = (
-        np.concatenate([getattr(room.ended, x)[0, 0] for room in kept], 1)
-        for x in ("episode_return", "episode_length", "ended")
-    )
-    assert not valid[:, 0].any()
-    for n, (first, *later) in enumerate(seen):
-        at = n // 4, slice(1, None), n % 4
-        seen_alone = np.concatenate([first, *(x.obs for x in later)])
-        np.testing.assert_array_equal(obs[at], seen_alone[:-1])
-        dead = np.concatenate([[False], [bool(x.terminated | x.truncated) for x in later]])
-        np.testing.assert_array_equal(valid[at], ~dead[:-1])
-        ends = np.asarray([bool(x.terminated | x.truncated) for x in later])
-        running = valid[at] & ~ends
-        running[:-1] = False  # only the last step may be cut
-        np.testing.assert_array_equal((terminated | truncated)[at], (ends & valid[at]) | running)
-        np.testing.assert_array_equal(kept[1].cut[0, 0, n // 4, n % 4], running[-1])
-        over = np.asarray([bool(x.game_over) for x in later]) & valid[at]
-        np.testing.assert_array_equal(complete[at], over)
-        gained = np.asarray([x.score.item() for x in later]) * valid[at]
-        games_played = np.split(gained, np.flatnonzero(over) + 1)[: over.sum()]
-        assert scores[at][over].tolist() == [game.sum() for game in games_played]
-        assert (2 * lengths[at][over] == scores[at][over]).all()  # a score is 2 a step
+    env, length = HostCartPole(lives=2, limit=12), 20
+    stage, seeds = Stage(env, (1, 1, 2, 8), 1), np.arange(16)
+    games = host_rollout.fresh(env.spec, (1, 1, 2), 2 * length, 8)
+    room = host_rollout.empty(env.spec, (1, 1, 2), length, 8, ())
+    actions = np.random.default_rng(0).integers(0, 2, (2 * length, 1, 1, 2, 8))
+    stage.restart(seeds.reshape(1, 1, 2, 8))
+    halves = []
+    for t in range(2 * length):
+        for k, group in enumerate(stage.groups):
+            if t % length == 0:
+                room.rollout.obs[:, :, group, 0] = games.obs[:, :, group]
+            stage.send(k, actions[t][:, :, group])
+            seen = stage.receive(k)
+            host_rollout.record(games, room, t % length, group, seen, t == 2 * length - 1)
+        if t % length == length - 1:
+            halves.append(jax.tree.map(np.copy, room))
+    stage.close()
+
+    def whole(part, name):
+        """``[2 T, 16]``"""
+        both = [getattr(getattr(half, part), name)[0, 0, :, :length] for half in halves]
+        return np.concatenate(both, 1).swapaxes(0, 1).reshape(2 * length, 16)
+
+    rolled = {name: whole("rollout", name) for name in ("valid", "terminated", "truncated")}
+    obs = np.concatenate([half.rollout.obs[0, 0, :, :length] for half in halves], 1)
+    obs = obs.swapaxes(0, 1).reshape(2 * length, 16, 4)
+    assert not rolled["valid"][0].any()  # the first step is a reset, whatever its action
+    for n, seed in enumerate(seeds):
+        alone, lost, finished, score = Pole(seed, env.lives, env.limit), False, [], 0.0
+        for t in range(1, 2 * length):
+            np.testing.assert_array_equal(obs[t, n], np.float32(alone.state))
+            was_lost = lost
+            assert rolled["valid"][t, n] == ~np.bool_(was_lost)
+            _, _, terminated, truncated, gained, over = alone.step(actions[t].ravel()[n])
+            lost = not was_lost and (terminated or truncated)
+            last = t == 2 * length - 1
+            assert rolled["terminated"][t, n] == (lost and terminated)
+            assert rolled["truncated"][t, n] == (
+                not was_lost and (truncated or (last and not terminated))
+            )
+            if last:
+                assert halves[1].cut[0, 0].ravel()[n] == (not was_lost and not lost)
+            score += 0 if was_lost else gained
+            if over and not was_lost:
+                finished.append((t, score))
+                score = 0.0
+        ended, score = whole("ended", "ended")[:, n], whole("ended", "episode_return")[:, n]
+        assert [(t, score[t]) for t in np.flatnonzero(ended)] == finished
+        assert (whole("ended", "episode_length")[:, n] * 2 == score).all()  # a score is 2 a step
+    lives = rolled["terminated"] & ~whole("ended", "ended")
+    assert lives.any()  # some games went on with their second life
+    assert (~rolled["valid"][-1]).any()  # some began at the last step
+    assert halves[1].cut.any()
     assert games.ended.all()
     assert not games.episode_return.any()
-    assert kept[1].cut.any()
-    assert not kept[0].cut.any()
 
 
 def test_cut_episodes_are_counted_and_enter_no_return(reference):
@@ -198,6 +205,23 @@ def test_every_environment_agent_and_restart_has_seeds_of_its_own():
     np.testing.assert_array_equal(host_seeds(0, COLLECT, 0, index[40:]), drawn[0][40:])
 
 
+def test_environments_are_made_with_the_seeds_of_their_indices_and_of_the_restart(monkeypatch):
+    made, init = [], Poles.__init__
+
+    def noted(self, env, seeds, num_threads):
+        made.append(seeds.tolist())
+        init(self, env, seeds, num_threads)
+
+    monkeypatch.setattr(Poles, "__init__", noted)
+    run(CONFIG, iterations=EVERY + 1)
+    index = np.arange(CONFIG.num_envs).reshape(2, 8)  # two groups
+    assert made == [
+        host_seeds(CONFIG.seed, COLLECT, restart, group).tolist()
+        for restart in (0, 1)
+        for group in index
+    ]
+
+
 # --- evaluation ---------------------------------------------------------------------------------
 
 
@@ -209,11 +233,70 @@ def test_an_evaluation_plays_whole_games_there_and_in_the_other_environment(refe
     np.testing.assert_array_equal(returns["test_return"], [[2 * 5] * 4])  # cut by its limit
 
 
+def test_a_score_is_that_of_one_whole_game():
+    env, seeds = HostCartPole(lives=2, limit=100), np.arange(8)
+
+    def act(t, obs, is_first):
+        return (obs[:, 2] > 0.02).astype(np.int32)
+
+    *_, (_, scores) = host_rollout.play(env, act, seeds, 2, 1000)
+    for seed, score in zip(seeds, scores, strict=True):
+        alone, gained, over, lost = Pole(seed, 2, 100), 0.0, False, False
+        while not over:
+            _, _, terminated, truncated, more, over = alone.step(int(alone.state[2] > 0.02))
+            gained, over = gained + (0 if lost else more), over and not lost
+            lost = not lost and (terminated or truncated)
+        assert score == gained
+    assert len(set(scores.tolist())) > 1
+
+
 def test_a_test_environment_of_another_kind_is_refused():
     config = CONFIG.replace(test_env_kwargs={"actions": 3})
     said = r"test_env_kwargs={'actions': 3} .* whose action is Discrete\(n=3\); .* Discrete\(n=2\)"
     with pytest.raises(RunError, match=said):
         runner_of(config)
+
+
+@needs_envpool
+def test_a_game_of_procgen_is_the_same_on_2_devices_with_2_threads_and_resumed():
+    config = small(
+        {"minibatch_size": 64},
+        env="CoinrunEasy-v0",
+        env_kwargs={"num_levels": 3},
+        num_envs=8,
+        num_shards=4,
+        rollout_length=8,
+        hidden_sizes=(4,),
+        iterations=4,
+        restart_every=3,
+        num_threads=1,
+        devices=1,
+    )
+    whole = run(config)
+    half, _ = run(config.replace(devices=2, num_threads=2), iterations=2)
+    assert differing(whole[0], run(config, iterations=2, state=half)[0]) == []
+    assert whole[0].local.envs.obs.dtype == np.uint8
+    assert [int(metrics["cut_episodes"][0]) for metrics in whole[1]] == [0, 0, 8, 0]
+
+
+@pytest.mark.slow
+def test_gymnasiums_cartpole_is_solved():
+    """As `test_host_envs` says of EnvPool's."""
+    sizes = {"num_envs": 64, "num_shards": 8, "rollout_length": 64, "iterations": 50}
+    name = "gymnasium:CartPole-v1"
+    runner = runner_of(
+        small(
+            {"minibatch_size": 1024, "epochs": 4, "learning_rate": 1e-3},
+            env=name,
+            **sizes,
+            devices=2,
+        )
+    )
+    state = runner.init()
+    for _ in range(runner.config.num_iterations):
+        state, _, _ = runner.step(state)
+    runner.close()
+    assert runner.evaluate(state)["eval_return"].mean() >= 450
 
 
 # --- the loop -----------------------------------------------------------------------------------
