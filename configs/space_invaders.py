@@ -14,6 +14,7 @@ from jaxrl_scale.config import Config
 def get_config() -> Config:
     return Config(
         env="gymnax:SpaceInvaders-MinAtar",
+        network="mlp",
         hidden_sizes=(256, 256),
         activation="relu",
         num_envs=128,

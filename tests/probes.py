@@ -5,6 +5,7 @@ After Andy L. Jones, https://andyljones.com/posts/rl-debugging.html.
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxrl_scale.types import Discrete, EnvSpec, TimeStep
 
@@ -125,3 +126,26 @@ class Counter:
         return state, TimeStep(
             state[None].astype(jnp.float32), state.astype(jnp.float32), state >= self.length, NO
         )
+
+
+class Pixels:
+    """Images of bytes, with as many pixels along an edge as asked for: a bright bar that moves a
+    column a step; the reward says whether it is in the left half, as the action should."""
+
+    def __init__(self, edge=36, channels=4):
+        self.edge = edge
+        self.spec = EnvSpec("Pixels", (edge, edge, channels), Discrete(2), 20, None, (), np.uint8)
+
+    def reset(self, key):
+        column = jax.random.randint(key, (), 0, self.edge)
+        return column, self.observe(column)
+
+    def step(self, key, state, action):
+        right = (state < self.edge // 2) == (action == 1)
+        state = (state + 1) % self.edge
+        return state, TimeStep(self.observe(state), jnp.where(right, 1.0, 0.0), NO, NO)
+
+    def observe(self, column):
+        shape = self.spec.observation_shape
+        bar = jnp.where(jnp.arange(self.edge) == column, 255, 20).astype(jnp.uint8)
+        return jnp.broadcast_to(bar[:, None], shape)

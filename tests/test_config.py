@@ -84,6 +84,7 @@ def another(name):
         "algo.gamma": 0.5,
         "algo.gae_lambda": 0.5,
         "hidden_sizes": (32, 16),
+        "activation": "relu",
     }
     value, hint = FLAT[name], HINTS[name]
     if name in fitting:
@@ -309,7 +310,7 @@ def test_an_argument_that_does_not_exist_is_refused_with_the_nearest(argv, said)
         ),
         (
             "--activation=thnh",
-            "--activation=thnh should be one of tanh, relu, silu, gelu; did you mean tanh?",
+            "--activation=thnh should be one of tanh, relu, silu, gelu or none; did you mean tanh?",
         ),
         ("--wandb=of", "--wandb=of should be one of auto, online, offline, disabled"),
     ],
@@ -716,7 +717,10 @@ def test_a_config_file_that_is_wrong_is_refused_with_its_line(text, said, write)
         ("target_return=True", "target_return=True should be a number or none"),
         ("hidden_sizes=[64]", "hidden_sizes=[64] should be whole numbers separated by commas, in"),
         ("hidden_sizes=(64, 'a')", "hidden_sizes=(64, 'a') should be whole numbers"),
-        ("activation='rely'", "activation='rely' should be one of tanh, relu, silu, gelu; did you"),
+        (
+            "activation='rely'",
+            "activation='rely' should be one of tanh, relu, silu, gelu or none; did you",
+        ),
         ("activation=['relu']", "activation=['relu'] should be one of tanh, relu, silu, gelu"),
         ("env=3", "env=3 should be a text"),
         ("env_kwargs=None", "env_kwargs=None should be a dict with texts for keys"),

@@ -33,6 +33,22 @@ CONFIGS = {
 DEVICES = {"cartpole": (2, 4, 8), "pendulum, every option": (4, 8)}
 """The others: 8, one for each shard. XLA compiles for long, the lander longest."""
 
+PIXELS = small(
+    {"minibatch_size": 32, "epochs": 1},
+    env="probes:Pixels",
+    network="nature",
+    hidden_sizes=(16,),
+    num_envs=16,
+    num_shards=2,
+    rollout_length=4,
+    iterations=2,
+)
+
+
+def test_a_network_for_images_trains_the_same_on_1_and_2_devices():
+    one, two = (run(PIXELS.replace(devices=devices)) for devices in (1, 2))
+    assert differing(one, two) == []
+
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_run_ends_bit_identical_on_1_device_and_on_more(name):

@@ -19,6 +19,7 @@ import pytest
 from jaxrl_scale.learning import products
 
 NAMES = ("batch", "mlp", "cnn", "gru")
+SMALL_IMAGES, IMAGES = ("nature", "impala_resnet"), ("atari", "procgen")
 
 
 def start(threads, what, *arguments, cores=None):
@@ -41,10 +42,19 @@ def printed(process):
 
 
 def test_a_gradient_has_the_same_bits_for_1_2_4_and_16_threads_and_on_one_core():
-    one = printed(start(1, "gradient", 1, *NAMES))
+    names = NAMES + SMALL_IMAGES
+    one = printed(start(1, "gradient", 1, *names))
     for threads, devices in ((2, 4), (4, 1), (16, 8)):
-        assert printed(start(threads, "gradient", devices, *NAMES)) == one, f"{threads} threads"
-    assert printed(start(None, "gradient", 1, *NAMES, cores="0")) == one
+        assert printed(start(threads, "gradient", devices, *names)) == one, f"{threads} threads"
+    assert printed(start(None, "gradient", 1, *names, cores="0")) == one
+
+
+@pytest.mark.slow
+def test_a_gradient_of_images_has_the_same_bits_for_any_number_of_threads():
+    """Of Atari's and Procgen's size."""
+    one = printed(start(1, "gradient", 1, *IMAGES))
+    for threads in (2, 3, 4, 6, 8, 16, 24, 64, 128):
+        assert printed(start(threads, "gradient", 1, *IMAGES)) == one, f"{threads} threads"
 
 
 def test_without_the_rewriting_of_products_the_bits_depend_on_the_threads():
@@ -55,7 +65,7 @@ def test_without_the_rewriting_of_products_the_bits_depend_on_the_threads():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("threads", "devices"), [(1, 1), (2, 4), (4, 2), (16, 1)])
-@pytest.mark.parametrize("name", [*NAMES, "dqn"])
+@pytest.mark.parametrize("name", [*NAMES, "dqn", *SMALL_IMAGES])
 def test_a_run_has_the_same_bits_for_any_number_of_threads_and_devices(
     name, threads, devices, reference
 ):
@@ -65,7 +75,7 @@ def test_a_run_has_the_same_bits_for_any_number_of_threads_and_devices(
 
 @pytest.fixture(scope="module")
 def reference():
-    return printed(start(8, "run", 1, *NAMES, "dqn"))
+    return printed(start(8, "run", 1, *NAMES, "dqn", *SMALL_IMAGES))
 
 
 @pytest.mark.slow
@@ -77,10 +87,14 @@ def test_a_run_has_the_same_bits_on_a_loaded_machine(reference):
 
 
 class Convolutions(nn.Module):
-    """All that `products` knows of convolutions: strides, dilation, both kinds of padding."""
+    """All that `products` knows of convolutions: strides, dilation, all kinds of padding, few and
+    many channels."""
 
     @nn.compact
     def __call__(self, x):
+        x = nn.Conv(16, (3, 2))(x)  # 3 channels: folded
+        x = nn.Conv(16, (3, 3), strides=(2, 2), padding="VALID")(x) + x[:, 1:8:2, 1:7:2]
+        x = nn.Conv(16, (2, 2), padding=((3, 2), (3, 3)))(nn.relu(x))
         x = nn.relu(nn.Conv(8, (4, 3), strides=(2, 1), padding="VALID")(x))
         x = nn.relu(nn.Conv(4, (3, 3), kernel_dilation=(1, 2))(x))
         x = nn.Conv(4, (3,), padding="CIRCULAR")(x.reshape(*x.shape[:-3], -1, 4))

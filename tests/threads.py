@@ -5,7 +5,8 @@
     NPROC=4 python tests/threads.py unsafe 1 cnn
 
 ``NPROC`` is XLA's own variable for the number of cores, the number is that of the devices, and the
-names are those of `CONFIGS`. ``unsafe`` is the gradient without `jaxrl_scale.learning.products`.
+names are those of `CONFIGS` and `IMAGES`. ``unsafe`` is the gradient without
+`jaxrl_scale.learning.products`.
 """
 
 from __future__ import annotations
@@ -53,6 +54,26 @@ CONFIGS = {
 }
 
 
+def pixels(network: str, edge: int, channels: int, **changes: Any) -> Config:
+    """16 environments whose observations are images, two iterations of two minibatches."""
+    whole = {"num_envs": 16, "num_shards": 2, "rollout_length": 4, "hidden_sizes": (32,)}
+    return large(
+        ppo.Config(minibatch_size=32, epochs=1),
+        env="probes:Pixels",
+        env_kwargs={"edge": edge, "channels": channels},
+        network=network,
+        **(whole | changes),
+    )
+
+
+IMAGES = {
+    "nature": pixels("nature", 36, 4),
+    "impala_resnet": pixels("impala_resnet", 20, 3),
+    "atari": pixels("nature", 84, 4, hidden_sizes=None),
+    "procgen": pixels("impala_resnet", 64, 3, hidden_sizes=None),
+}
+
+
 def digest(tree: Any) -> str:
     leaves = b"".join(np.asarray(x).tobytes() for x in jax.tree.leaves(tree))
     return hashlib.sha256(leaves).hexdigest()[:16]
@@ -77,10 +98,12 @@ def digests(config: Config) -> dict[str, str]:
 
 
 def gradient(config: Config) -> dict[str, str]:
-    """Of a network's squared outputs, for 2,048 observations."""
-    spec = envs.make(config.env).spec
+    """Of a network's squared outputs, for 2,048 observations or 64 images."""
+    spec = envs.make(config.env, **config.env_kwargs).spec
     rng = np.random.default_rng(0)
-    obs = rng.random((2048, *spec.observation_shape), np.float32)
+    obs: Any = rng.random((2048, *spec.observation_shape), np.float32)
+    if spec.observation_dtype == np.uint8:
+        obs = rng.integers(0, 256, (64, *spec.observation_shape)).astype(np.uint8)
     if getattr(config.algo, "recurrent", False):
         network = networks.make_recurrent(config, spec)
         obs = obs.reshape(8, -1, *spec.observation_shape)
@@ -105,4 +128,5 @@ if __name__ == "__main__":
     if what == "unsafe":
         products.exact = lambda f: f
     of = digests if what == "run" else gradient
-    print(json.dumps({name: of(CONFIGS[name].replace(devices=devices)) for name in names}))
+    chosen = {name: (CONFIGS | IMAGES)[name].replace(devices=devices) for name in names}
+    print(json.dumps({name: of(config) for name, config in chosen.items()}))

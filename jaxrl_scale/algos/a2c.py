@@ -106,11 +106,11 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
 
     def shard_samples(shared: Shared, rollout: Rollout) -> Samples:
         """The rollout of one shard ``[T, B]`` with advantages and targets."""
-        options, obs = shared.options, normalize.apply(shared.observation, rollout.obs)
-        _, value = network.apply(shared.params, obs)
+        options, weights = shared.options, networks.Weights(shared.params, shared.observation)
+        _, value = networks.evaluate(network, weights, rollout)
         advantage = returns.gae(value, rollout, options.gamma, options.gae_lambda)
         target = advantage + value[:-1]
-        samples = Samples(obs[:-1], rollout.action, advantage, target, rollout.valid)
+        samples = Samples(rollout.obs[:-1], rollout.action, advantage, target, rollout.valid)
         return optim.masked(rollout.valid, samples)
 
     def update(
@@ -128,6 +128,7 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         params, unravel = ravel_pytree(shared.params)  # one vector [N]
 
         def shard_loss(params: Array, batch: Samples) -> tuple[Array, Metrics]:
+            batch = batch._replace(obs=normalize.apply(shared.observation, batch.obs))
             if options.normalize_advantages:
                 batch = batch._replace(advantage=(batch.advantage - mean) * scale)
             return loss(network, options, unravel(params), batch)

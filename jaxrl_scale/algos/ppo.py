@@ -64,9 +64,8 @@ class Shared(NamedTuple):
 
 
 class Samples(NamedTuple):
-    """What the loss reads: ``n`` sequences of ``L`` steps, ``[L, n, ...]``. With a memory these
-    are the rollouts of ``n = B`` environments; without one every step is a sequence of its own,
-    ``L = 1`` and ``n = T * B``. A minibatch holds some of the ``n``."""
+    """What the loss reads: ``n`` sequences of ``L`` steps, ``[L, n, ...]``: with a memory those of
+    ``n = B`` environments, without one ``n = T * B`` single steps. A minibatch has some of them."""
 
     carry: PyTree  # [1, n, ...] before the first step; () without a memory
     obs: Array
@@ -133,12 +132,12 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
 
     def shard_samples(shared: Shared, rollout: Rollout) -> Samples:
         """The rollout of one shard ``[T, B]`` with advantages and targets, as sequences."""
-        options, obs = shared.options, normalize.apply(shared.observation, rollout.obs)
-        _, (_, value) = network.apply(shared.params, rollout.carry, obs, rollout.is_first)
+        options, weights = shared.options, networks.Weights(shared.params, shared.observation)
+        _, value = networks.evaluate(network, weights, rollout)
         advantage = returns.gae(value, rollout, options.gamma, options.gae_lambda)
         samples = Samples(
             carry=(),
-            obs=obs[:-1],
+            obs=rollout.obs[:-1],
             is_first=rollout.is_first[:-1],
             action=rollout.action,
             log_prob=rollout.extras,
@@ -172,7 +171,9 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
             params, state = moving
 
             def shard_loss(params: Array, batch: Samples) -> tuple[Array, Metrics]:
-                batch = batch._replace(advantage=(batch.advantage - mean[step]) * scale[step])
+                advantage = (batch.advantage - mean[step]) * scale[step]
+                obs = normalize.apply(shared.observation, batch.obs)
+                batch = batch._replace(obs=obs, advantage=advantage)
                 return loss(network, options, unravel(params), batch)
 
             batch = permute.take(samples, orders, step, axis=1)  # [S, L, m, ...]

@@ -115,10 +115,10 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
 
     def shard_samples(shared: Shared, rollout: Rollout) -> Samples:
         """The steps of one shard's rollout ``[T, B]`` with their λ-returns, ``[T * B]``."""
-        options, obs = shared.options, normalize.apply(shared.observation, rollout.obs)
-        best = network.apply(shared.params, obs).max(-1)
+        options, weights = shared.options, networks.Weights(shared.params, shared.observation)
+        best = networks.evaluate(network, weights, rollout).max(-1)
         target = returns.lambda_returns(best, rollout, options.gamma, options.return_lambda)
-        samples = Samples(obs[:-1], rollout.action, target, rollout.valid)
+        samples = Samples(rollout.obs[:-1], rollout.action, target, rollout.valid)
         samples = optim.masked(rollout.valid, samples)
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), samples)
 
@@ -137,6 +137,7 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         params, unravel = ravel_pytree(shared.params)  # one vector [N]
 
         def shard_loss(params: Array, batch: Samples) -> tuple[Array, Metrics]:
+            batch = batch._replace(obs=normalize.apply(shared.observation, batch.obs))
             return loss(network, unravel(params), batch)
 
         def gradient_step(step: Array, moving: tuple) -> tuple[tuple, Metrics]:

@@ -63,15 +63,33 @@ class Config:
     )
     algo: AlgorithmConfig = field(default_factory=_default_algorithm)
     network: str = option(
-        "mlp",
-        "network: mlp, cnn, auto (cnn for images, otherwise mlp), or a flax.linen.Module class of "
-        "your own as my_module:MyClass",
+        "auto",
+        "network: mlp; for images cnn (small), nature (DQN's), impala_resnet, or impoola (the same "
+        "with an average over the image); auto: mlp, or for images cnn below 36 pixels, "
+        "impala_resnet below 84, otherwise nature; or a flax.linen.Module class of your own as "
+        "my_module:MyClass",
     )
-    hidden_sizes: tuple[int, ...] = option((64, 64), "widths of the hidden layers", low=1)
-    activation: Literal["tanh", "relu", "silu", "gelu"] = option(
-        "tanh", "activation function after each hidden layer"
+    network_width: int = option(
+        1,
+        "channels of nature, impala_resnet and impoola as a multiple of the published ones",
+        low=1,
     )
-    shared_torso: bool = option(False, "let policy and value share the hidden layers")
+    hidden_sizes: tuple[int, ...] | None = option(
+        None,
+        "widths of the hidden layers behind the convolutions, if any; none: 512 for nature, 256 "
+        "for impala_resnet and impoola, otherwise 64,64",
+        low=1,
+    )
+    activation: Literal["tanh", "relu", "silu", "gelu"] | None = option(
+        None,
+        "activation function after each hidden layer; none: relu for nature, impala_resnet and "
+        "impoola, otherwise tanh",
+    )
+    shared_torso: bool = option(
+        False,
+        "let policy and value share the hidden layers; those of nature, impala_resnet and impoola "
+        "always do",
+    )
 
     seed: int = option(0, "seed of agent 0; agent k has seed + k", low=0, high=_INT32)
     num_seeds: int = option(1, "number of agents, trained side by side in one program", low=1)

@@ -214,10 +214,10 @@ def _show(value: Any) -> str:
 def _metavar(hint: Any) -> str:
     if typing.get_origin(hint) is Literal:
         return "{" + ",".join(typing.get_args(hint)) + "}"
-    args = [arg for arg in typing.get_args(hint) if arg not in (type(None), Ellipsis)]
     if typing.get_origin(hint) is tuple:
         return "INT,INT,..."
-    hint = args[0] if args else hint
+    if args := [arg for arg in typing.get_args(hint) if arg is not type(None)]:
+        return _metavar(args[0])
     return {int: "INT", float: "NUMBER", bool: "BOOL"}.get(hint, "TEXT")
 
 

@@ -19,18 +19,12 @@ import jax
 import jax.numpy as jnp
 from flax.linen.initializers import orthogonal, zeros_init
 
-from jaxrl_scale.errors import RunError, nearest
-from jaxrl_scale.learning import normalize, products
+from jaxrl_scale.errors import RunError
+from jaxrl_scale.learning import normalize, products, torsos
+from jaxrl_scale.learning.torsos import Features, Torso
 from jaxrl_scale.options import Sizes
-from jaxrl_scale.types import Array, Box, Discrete, EnvSpec, Key, PyTree
+from jaxrl_scale.types import Array, Box, Discrete, EnvSpec, Key, PyTree, Rollout
 from jaxrl_scale.user_code import describe, errors_in_one_line, load_by_name, show_arrays
-
-_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "tanh": jnp.tanh,
-    "relu": nn.relu,
-    "silu": nn.silu,
-    "gelu": nn.gelu,
-}
 
 
 class Policy(NamedTuple):
@@ -128,9 +122,8 @@ def make_q(
         )
     num_actions = spec.action.n
     if ":" not in config.network:
-        module: nn.Module = ActionValues(
-            num_actions, config.hidden_sizes, _torso(config, spec, layer_norm), dueling
-        )
+        layers = torsos.design(config, spec, layer_norm)
+        module: nn.Module = ActionValues(num_actions, layers.hidden_sizes, layers.features, dueling)
         return QNetwork(*_functions(config, module, spec))
     module = _policy_and_value(config, spec, distribution(spec.action))
     _check(config, spec, module, num_actions)
@@ -149,18 +142,17 @@ def make_recurrent(config: Sizes, spec: EnvSpec) -> RecurrentNetwork:
         raise RunError(
             f"network {config.network} has no memory; try --network=auto with a recurrent policy"
         )
-    if not config.hidden_sizes:
+    layers = torsos.design(config, spec)
+    if not layers.hidden_sizes:
         raise RunError(
             "hidden_sizes=() has no layer that algo.recurrent could make a memory; "
             "try hidden_sizes=64,64"
         )
     policy = distribution(spec.action)
-    module = RecurrentActorCritic(
-        policy.size, config.hidden_sizes, _torso(config, spec), policy.free
-    )
+    module = RecurrentActorCritic(policy.size, layers.hidden_sizes, layers.features, policy.free)
 
     def init_carry(num_envs: int) -> PyTree:
-        return jnp.zeros((num_envs, config.hidden_sizes[-1]))
+        return jnp.zeros((num_envs, layers.hidden_sizes[-1]))
 
     def init(key: Key) -> PyTree:
         obs = jnp.zeros((1, 1, *spec.observation_shape), spec.observation_dtype)
@@ -170,6 +162,33 @@ def make_recurrent(config: Sizes, spec: EnvSpec) -> RecurrentNetwork:
         return module.apply({"params": params}, carry, obs, is_first)
 
     return RecurrentNetwork(init, init_carry, _exact(config, apply), policy)
+
+
+_LARGE = 4096
+"""An observation of so many numbers is large: what a network makes of a whole rollout of them would
+take gigabytes."""
+
+
+def evaluate(
+    network: Network | QNetwork | RecurrentNetwork, weights: Weights, rollout: Rollout
+) -> PyTree:
+    """What a network makes of one shard's rollout, ``[T + 1, B, ...]``, for which no gradient is
+    taken: all at once, or where observations are large one time step after the other, so that
+    what its layers compute need not be in memory for all of them."""
+
+    def results(carry: PyTree, obs: Array, is_first: Array) -> tuple[PyTree, PyTree]:
+        obs = normalize.apply(weights.observation, obs)
+        if isinstance(network, RecurrentNetwork):
+            return network.apply(weights.params, carry, obs, is_first)
+        return carry, network.apply(weights.params, obs)
+
+    def one_step(carry: PyTree, now: tuple[Array, Array]) -> tuple[PyTree, PyTree]:
+        carry, out = results(carry, *(x[None] for x in now))
+        return carry, jax.tree.map(lambda x: x[0], out)
+
+    if math.prod(rollout.obs.shape[2:]) < _LARGE:
+        return results(rollout.carry, rollout.obs, rollout.is_first)[1]
+    return jax.lax.scan(one_step, rollout.carry, (rollout.obs, rollout.is_first))[1]
 
 
 def _functions(
@@ -207,46 +226,10 @@ def _check(config: Sizes, spec: EnvSpec, module: nn.Module, size: int) -> None:
 # --- modules --------------------------------------------------------------------------------
 
 
-class Features(NamedTuple):
-    """What all torsos of a network have in common."""
-
-    activation: str
-    convolve: bool
-    observation_rank: int
-    layer_norm: bool = False
-
-
-def _torso(config: Sizes, spec: EnvSpec, layer_norm: bool = False) -> Features:
-    name = config.network
-    is_image = len(spec.observation_shape) == 3
-    built_in = ("auto", "mlp", "cnn")
-    if name not in built_in:
-        raise RunError(
-            f"network {name!r} does not exist{nearest(name, built_in)}; there are: "
-            f"{', '.join(built_in)} and my_package.my_module:MyNetwork"
-        )
-    if name == "cnn" and not is_image:
-        raise RunError(
-            f"network 'cnn' needs images [height, width, channels], but {spec.id} observes "
-            f"shape {spec.observation_shape}; try --network=mlp"
-        )
-    return Features(
-        activation=config.activation,
-        convolve=is_image and name != "mlp",
-        observation_rank=len(spec.observation_shape),
-        layer_norm=layer_norm,
-    )
-
-
 def _policy_and_value(config: Sizes, spec: EnvSpec, policy: Policy) -> nn.Module:
     if ":" not in config.network:
-        return ActorCritic(
-            policy_size=policy.size,
-            hidden_sizes=config.hidden_sizes,
-            features=_torso(config, spec),
-            shared=config.shared_torso,
-            free=policy.free,
-        )
+        layers = torsos.design(config, spec)
+        return ActorCritic(policy.size, *layers, free=policy.free)
     wanted = "a flax.linen.Module class"
     build = load_by_name("network", config.network, _is_module, wanted)
     try:
@@ -260,30 +243,6 @@ def _policy_and_value(config: Sizes, spec: EnvSpec, policy: Policy) -> nn.Module
 
 def _is_module(found: object) -> bool:
     return isinstance(found, type) and issubclass(found, nn.Module)
-
-
-class Torso(nn.Module):
-    """Observations to features: a small convolution for images, then dense layers."""
-
-    hidden_sizes: tuple[int, ...]
-    features: Features
-
-    @nn.compact
-    def __call__(self, obs: Array) -> Array:
-        def act(x: Array) -> Array:
-            return _ACTIVATIONS[self.features.activation](
-                nn.LayerNorm()(x) if self.features.layer_norm else x
-            )
-
-        x = obs.astype(jnp.float32)
-        if obs.dtype == jnp.uint8:
-            x = x / 255.0
-        if self.features.convolve:
-            x = act(nn.Conv(16, (3, 3), kernel_init=orthogonal(math.sqrt(2)))(x))
-        x = x.reshape(*x.shape[: x.ndim - self.features.observation_rank], -1)
-        for size in self.hidden_sizes:
-            x = act(nn.Dense(size, kernel_init=orthogonal(math.sqrt(2)))(x))
-        return x
 
 
 def _dense(size: int, gain: float, name: str) -> nn.Dense:
@@ -362,7 +321,7 @@ class ActionValues(nn.Module):
             return _dense(self.num_actions, 1.0, "action_values")(x)
         *common, last = self.hidden_sizes
         x = Torso(tuple(common), self.features, name="torso")(obs)
-        stream = (last,), self.features._replace(convolve=False, observation_rank=1)
+        stream = (last,), self.features._replace(kind="mlp", observation_rank=1)
         value = _dense(1, 1.0, "value")(Torso(*stream, name="value_stream")(x))
         advantage = _dense(self.num_actions, 1.0, "advantage")(
             Torso(*stream, name="advantage_stream")(x)

@@ -7,16 +7,18 @@ have to be transposed, as in ``x.T @ g``, the gradient of a layer's weights. Whe
 Eigen cuts the sums into parts, as many as XLA has threads. Their bits then depend on the cores of
 the machine and on the number of devices.
 
-`exact` rewrites a network so that YNNPACK takes everything: a convolution becomes a product with
-the patches of the image, and the gradient of a layer's weights transposes its first factor in
-memory, behind a barrier that XLA does not move the transposition across. This costs no time that
-could be measured: YNNPACK is as much faster as the transposition takes (jaxlib 0.10.2).
+`exact` rewrites a network so that YNNPACK takes everything. The gradient of a layer's weights
+transposes its first factor in memory, behind a barrier that XLA does not move the transposition
+across; this costs no time that could be measured, as YNNPACK is as much faster as the transposition
+takes (jaxlib 0.10.2). A convolution of images becomes products of a few images at a time, which
+is faster than XLA's own (benchmarks/convolutions.md); any other becomes a product with patches.
 
 Sums that are no products are the other half of it: see `compiler_options`.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from typing import Any
@@ -26,6 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
+from jaxrl_scale.options import largest_divisor
 from jaxrl_scale.types import Array, PyTree
 
 _YNN = "xla_cpu_experimental_ynn_fusion_type"
@@ -162,35 +165,154 @@ def _product(x: Array, w: Array, *, precision: Any, **params: Any) -> Array:
     return product(x.reshape(-1, x.shape[-1]), w).reshape(*x.shape[:-1], w.shape[-1])
 
 
-def _convolution(
-    x: Array,
-    kernel: Array,
-    *,
-    window_strides: tuple[int, ...],
-    padding: tuple[tuple[int, int], ...],
-    rhs_dilation: tuple[int, ...],
-    dimension_numbers: Any,
-    precision: Any,
-    **params: Any,
-) -> Array:
-    """A convolution as one product with the patches of the image."""
+def _convolution(x: Array, kernel: Array, *, dimension_numbers: Any, **params: Any) -> Array:
+    """A convolution of any layout, by one of images in rows or by the patches of anything else."""
     of_x, of_kernel, of_out = dimension_numbers
     x = x.transpose(of_x[0], *of_x[2:], of_x[1])  # [N, *space, C]
     kernel = kernel.transpose(*of_kernel[2:], of_kernel[1], of_kernel[0])  # [*window, C, O]
     no_padding = (0, 0, 0)
-    edges = [no_padding, *((low, high, 0) for low, high in padding), no_padding]
+    edges = [no_padding, *((low, high, 0) for low, high in params["padding"]), no_padding]
     x = jax.lax.pad(x, jnp.zeros((), x.dtype), edges)
-    window = kernel.shape[:-2]
-    reach = [(size - 1) * step for size, step in zip(window, rhs_dilation, strict=True)]
+    strides, dilation = params["window_strides"], params["rhs_dilation"]
+    if len(strides) == 2 and strides[0] == strides[1] and dilation == (1, 1):
+        y = _folded(x, kernel, strides[0], params["precision"])
+    else:
+        seen = _patches(x, kernel.shape[:-2], strides, dilation)
+        y = _product(seen, kernel.reshape(-1, kernel.shape[-1]), precision=params["precision"])
+    return y.transpose(np.argsort((of_out[0], *of_out[2:], of_out[1])))
+
+
+def _patches(
+    x: Array, window: tuple[int, ...], strides: tuple[int, ...], dilation: tuple[int, ...]
+) -> Array:
+    """What the window sees for every output: of ``x [N, *space, C]``, ``[N, *out, window C]``."""
+    reach = [(size - 1) * step for size, step in zip(window, dilation, strict=True)]
 
     def seen_from(position: tuple[int, ...]) -> Array:
-        """What one position of the window sees, for every output: ``[N, *out, C]``."""
-        start = [at * step for at, step in zip(position, rhs_dilation, strict=True)]
+        """What one position of the window sees: ``[N, *out, C]``."""
+        start = [at * step for at, step in zip(position, dilation, strict=True)]
         stop = [s + n - r for s, n, r in zip(start, x.shape[1:-1], reach, strict=True)]
-        return jax.lax.slice(
-            x, (0, *start, 0), (x.shape[0], *stop, x.shape[-1]), (1, *window_strides, 1)
-        )
+        return jax.lax.slice(x, (0, *start, 0), (x.shape[0], *stop, x.shape[-1]), (1, *strides, 1))
 
-    patches = jnp.concatenate([seen_from(position) for position in np.ndindex(*window)], -1)
-    y = _product(patches, kernel.reshape(-1, kernel.shape[-1]), precision=precision)
-    return y.transpose(np.argsort((of_out[0], *of_out[2:], of_out[1])))
+    return jnp.concatenate([seen_from(position) for position in np.ndindex(*window)], -1)
+
+
+# --- convolutions of images -------------------------------------------------------------------
+
+_FEW = 8
+"""Images with fewer channels than this are folded."""
+_BLOCK = 2**19
+"""Numbers that are computed of some images at a time: 2 MiB, which stay in a core's cache."""
+
+
+def _folded(x: Array, kernel: Array, stride: int, precision: Any) -> Array:
+    """A convolution ``[N, H, W, C] -> [N, h, w, O]`` without padding, as one without strides.
+
+    Cells of ``stride`` by ``stride`` pixels become the channels of one (space to depth), which
+    makes of a window of 8 by 8 pixels and stride 4 one of 2 by 2 cells. Where there are few
+    channels and no stride, a cell holds 2 by 2 pixels all the same, and 2 by 2 outputs are
+    computed at a time: products and copies of rows as short as that are slow.
+    """
+    outputs = 2 if stride == 1 and x.shape[-1] < _FEW else 1  # along an edge of a cell
+    cell = stride * outputs
+    if cell == 1:
+        return _correlation(x, kernel, precision)
+    images, channels, features = x.shape[0], x.shape[-1], kernel.shape[-1]
+    out = [(n - k) // stride + 1 for n, k in zip(x.shape[1:3], kernel.shape[:2], strict=True)]
+    window = [-(-(k + stride * (outputs - 1)) // cell) for k in kernel.shape[:2]]  # in cells
+    cells = [-(-n // outputs) + w - 1 for n, w in zip(out, window, strict=True)]
+
+    ends = [c * cell - n for c, n in zip(cells, x.shape[1:3], strict=True)]
+    x = jax.lax.pad(
+        x, jnp.zeros((), x.dtype), [(0, 0, 0), *((0, end, 0) for end in ends), (0, 0, 0)]
+    )
+    x = x.reshape(images, cells[0], cell, cells[1], cell, channels)
+    x = x.transpose(0, 1, 3, 2, 4, 5).reshape(images, *cells, -1)
+
+    def shifted(kernel: Array, axis: int) -> Array:
+        """The kernel as each of a cell's outputs applies it, along one edge."""
+        end = window[axis] * cell - kernel.shape[axis]
+        edges = [[(0, 0)] * kernel.ndim for _ in range(outputs)]
+        for at, edge in enumerate(edges):
+            edge[axis] = (at * stride, end - at * stride)
+        return jnp.stack([jnp.pad(kernel, edge) for edge in edges], -2)
+
+    kernel = shifted(shifted(kernel, 0), 1)  # [rows, columns, C, outputs, outputs, O]
+    kernel = kernel.reshape(window[0], cell, window[1], cell, channels, -1)
+    kernel = kernel.transpose(0, 2, 1, 3, 4, 5).reshape(*window, x.shape[-1], -1)
+    y = _correlation(x, kernel, precision)
+    blocks = y.shape[1:3]
+    y = y.reshape(images, *blocks, outputs, outputs, features).transpose(0, 1, 3, 2, 4, 5)
+    y = y.reshape(images, blocks[0] * outputs, blocks[1] * outputs, features)
+    return y[:, : out[0], : out[1]]
+
+
+def _correlation(x: Array, kernel: Array, precision: Any) -> Array:
+    """``x [N, H, W, C]`` with ``kernel [kh, kw, C, O]``, no stride, no padding, with a gradient of
+    its own."""
+
+    @jax.custom_vjp
+    def correlate(x: Array, kernel: Array) -> Array:
+        return _sum_of_shifted(x, kernel, precision)
+
+    def forward(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
+        return correlate(x, kernel), (x, kernel)
+
+    def backward(saved: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
+        x, kernel = saved
+        edges = [(0, 0), *((k - 1, k - 1) for k in kernel.shape[:2]), (0, 0)]
+        turned = kernel[::-1, ::-1].swapaxes(2, 3)
+        of_x = _sum_of_shifted(jnp.pad(g, edges), turned, precision)
+        return of_x, _kernel_gradient(x, g, precision)
+
+    correlate.defvjp(forward, backward)
+    return correlate(x, kernel)
+
+
+def _sum_of_shifted(x: Array, kernel: Array, precision: Any) -> Array:
+    """`_correlation` itself: every pixel's product with all of the kernel, and for each result the
+    sum of what its window's pixels contribute to it. This needs no patches."""
+    height, width, channels, features = kernel.shape
+    out = [n - k + 1 for n, k in zip(x.shape[1:3], (height, width), strict=True)]
+    matrix = kernel.transpose(2, 0, 1, 3).reshape(channels, -1)
+    images = _images_at_a_time(len(x), math.prod(x.shape[1:3]) * matrix.shape[1])
+
+    def block(x: Array) -> Array:
+        terms = jnp.matmul(x, matrix, precision=precision)
+        terms = terms.reshape(*x.shape[:3], height * width, features)
+        total = jnp.zeros((), x.dtype)
+        for k, (row, column) in enumerate(np.ndindex(height, width)):
+            total = total + terms[:, row : row + out[0], column : column + out[1], k]
+        return total
+
+    y = jax.lax.map(block, x.reshape(-1, images, *x.shape[1:]))
+    return y.reshape(-1, *out, features)
+
+
+def _images_at_a_time(images: int, numbers: int) -> int:
+    """How many, if so many numbers are computed of each."""
+    return largest_divisor(images, max(1, _BLOCK // numbers))
+
+
+def _kernel_gradient(x: Array, g: Array, precision: Any) -> Array:
+    """Of `_correlation`: ``x [N, H, W, C]`` and the gradient ``g [N, h, w, O]`` of its results give
+    ``[kh, kw, C, O]``.
+
+    A few images at a time, whose patches are made, used and forgotten. It is ``g`` that is
+    transposed, the smaller of the factors.
+    """
+    window = [n - m + 1 for n, m in zip(x.shape[1:3], g.shape[1:3], strict=True)]
+    features = math.prod(window) * x.shape[-1]
+    images = _images_at_a_time(len(x), math.prod(g.shape[1:3]) * features)
+
+    def block(total: Array, some: tuple[Array, Array]) -> tuple[Array, None]:
+        x, g = some
+        seen = _patches(x, tuple(window), (1, 1), (1, 1)).reshape(-1, features)
+        transposed = jax.lax.optimization_barrier(g.reshape(-1, g.shape[-1]).T)
+        return total + jnp.matmul(transposed, seen, precision=precision), None
+
+    x, g = (y.reshape(-1, images, *y.shape[1:]) for y in (x, g))
+    total, _ = jax.lax.scan(block, jnp.zeros((g.shape[-1], features), g.dtype), (x, g))
+    # A loop of one round is no loop to XLA, which would then compute the transposed product.
+    total = jax.lax.optimization_barrier(total)
+    return total.T.reshape(*window, x.shape[-1], g.shape[-1])

@@ -1,0 +1,199 @@
+"""Networks for images, and that observations stay bytes until their first layer."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from jax.extend import core
+from running import first_shared
+
+from jaxrl_scale import algos
+from jaxrl_scale.config import Config
+from jaxrl_scale.errors import RunError
+from jaxrl_scale.learning import networks, normalize, torsos
+from jaxrl_scale.parallel.sums import local_pool
+from jaxrl_scale.types import Discrete, EnvSpec, Rollout
+
+
+def images(*shape, actions=15):
+    return EnvSpec("images", shape, Discrete(actions), observation_dtype=np.uint8)
+
+
+def size_of(network):
+    shapes = jax.eval_shape(network.init, jax.random.key(0))
+    return sum(x.size for x in jax.tree.leaves(shapes))
+
+
+ATARI, PROCGEN = images(84, 84, 4, actions=6), images(64, 64, 3)
+HEADS = {"nature": 512 * 7 + 7, "resnet": 256 * 16 + 16, "atari resnet": 256 * 7 + 7}
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "spec", "size"),
+    [
+        # Mnih et al. 2015: 1,684,128 before the heads; Cobbe et al. 2020: 626,256 with 15 actions
+        ("nature", 1, ATARI, 1_684_128 + HEADS["nature"]),
+        ("impala_resnet", 1, PROCGEN, 626_256),
+        ("impoola", 1, PROCGEN, 626_256 - (8 * 8 - 1) * 32 * 256),
+    ],
+)
+def test_networks_have_the_published_sizes(name, width, spec, size):
+    assert size_of(networks.make(Config(network=name, network_width=width), spec)) == size
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind"),
+    [
+        ((4,), "mlp"),
+        ((10, 10, 4), "cnn"),
+        ((64, 64, 3), "impala_resnet"),
+        ((84, 84, 4), "nature"),
+        ((210, 160, 3), "nature"),
+    ],
+)
+def test_auto_chooses_by_the_size_of_the_image(shape, kind):
+    design = torsos.design(Config(), images(*shape))
+    assert design.features.kind == kind
+    assert design.shared == (kind in ("impala_resnet", "nature"))
+    assert design.hidden_sizes == torsos.KINDS[kind].hidden_sizes
+
+
+def test_what_the_config_says_stands():
+    design = torsos.design(Config(hidden_sizes=(32,), activation="silu"), ATARI)
+    assert (design.hidden_sizes, design.features.activation) == ((32,), "silu")
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "said"),
+    [
+        ("nature", (20, 40, 3), "of at least 36 by 36 pixels, but images observes shape (20, 40"),
+        ("nature", (20, 40, 3), "try --network=cnn"),
+        ("impala_resnet", (4,), "try --network=mlp"),
+        ("natur", (84, 84, 4), "did you mean nature?"),
+    ],
+)
+def test_a_network_that_does_not_fit_is_refused_in_one_line(name, shape, said):
+    with pytest.raises(RunError) as error:
+        torsos.design(Config(network=name), images(*shape))
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["nature", "impala_resnet", "impoola"])
+def test_every_algorithm_can_use_them(name):
+    config = Config(network=name)
+    obs = jax.ShapeDtypeStruct((3, 5, 84, 84, 4), np.uint8)
+    key = jax.random.key(0)
+    for options in ({}, {"dueling": True}, {"layer_norm": True}):
+        network = networks.make_q(config, ATARI, **options)
+        q = jax.eval_shape(lambda obs, net=network: net.apply(net.init(key), obs), obs)
+        assert q.shape == (3, 5, 6)
+    network = networks.make_recurrent(config, ATARI)
+    carry, (policy, value) = jax.eval_shape(
+        lambda obs: network.apply(
+            network.init(key), network.init_carry(5), obs, jnp.zeros((3, 5), bool)
+        ),
+        obs,
+    )
+    assert (policy.shape, value.shape) == ((3, 5, 6), (3, 5))
+    assert carry.shape == (5, torsos.KINDS[name].hidden_sizes[-1])
+
+
+def test_the_policy_begins_near_uniform():
+    network = networks.make(Config(network="impoola"), images(8, 8, 3))
+    obs = jnp.asarray(np.random.default_rng(0).integers(0, 256, (8, 8, 8, 3)), jnp.uint8)
+    start = jax.jit(lambda key: network.apply(network.init(key), obs))
+    policy, value = start(jax.random.key(0))
+    assert float(jnp.abs(policy).max()) < 0.1
+    assert 1e-3 < float(jnp.abs(value).max()) < 5
+
+
+@pytest.mark.parametrize("shape", [(2, 6, 8, 3), (3, 7, 5, 2), (2, 2, 9, 6, 1)])
+def test_pooling_and_its_gradient_are_those_of_flax(shape):
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.integers(0, 4, shape), jnp.float32)  # with many ties
+
+    def theirs(x):
+        return nn.max_pool(x, (3, 3), (2, 2), padding="SAME")
+
+    (a, a_grad), (b, b_grad) = (jax.vjp(pool, x) for pool in (torsos.max_pool, theirs))
+    np.testing.assert_array_equal(a, b)
+    g = jnp.asarray(rng.normal(size=a.shape), jnp.float32)
+    np.testing.assert_allclose(a_grad(g)[0], b_grad(g)[0], atol=1e-6)
+
+
+# --- bytes ------------------------------------------------------------------------------------
+
+T, B, S = 8, 4, 2
+SMALL = images(64, 64, 3, actions=2)
+
+
+def rollout_of(spec):
+    def whole(*shape, dtype=np.float32):
+        return jax.ShapeDtypeStruct((S, *shape), dtype)
+
+    flags = [whole(T, B, dtype=bool) for _ in range(3)]
+    return Rollout(
+        obs=whole(T + 1, B, *spec.observation_shape, dtype=np.uint8),
+        is_first=whole(T + 1, B, dtype=bool),
+        action=whole(T, B, dtype=np.int32),
+        reward=whole(T, B),
+        terminated=flags[0],
+        truncated=flags[1],
+        valid=flags[2],
+        carry=(),
+        extras=whole(T, B),
+    )
+
+
+def arrays_in(jaxpr):
+    """All that a program computes, in its loops and functions too."""
+    for eqn in jaxpr.eqns:
+        yield from (x.aval for x in eqn.outvars)
+        for inner in core.jaxprs_in_params(eqn.params):
+            yield from arrays_in(inner)
+
+
+@pytest.mark.parametrize("name", ["ppo", "pqn", "dqn", "apex"])
+@pytest.mark.parametrize("mutant", [False, True])
+def test_no_copy_of_the_rollouts_images_is_larger_than_bytes(name, mutant, monkeypatch):
+    """Neither in the update nor in its loops is there an array of numbers as large as the
+    observations of one shard."""
+    if mutant:
+        kept = normalize.apply
+        monkeypatch.setattr(normalize, "apply", lambda s, x: kept(s, x.astype(jnp.float32)))
+        monkeypatch.setattr(networks, "_LARGE", 2**31)
+    own = {"replay_size": 2 * S * T * B, "batch_size": S * 4, "learning_starts": 1}
+    options = own if name in ("dqn", "apex") else {"minibatch_size": S * T * B // 4}
+    if name == "apex":
+        options["updates_per_iteration"] = 1
+    config = Config(
+        algo=algos.get(name).Config(**options),
+        num_envs=S * B,
+        num_shards=S,
+        rollout_length=T,
+        network="impoola",
+    )
+    config.algo.check(config)
+    algo = algos.get(name).make(config, SMALL, local_pool(S))
+    key = jax.random.key(0)
+    rollout = rollout_of(SMALL)
+    if name == "apex":
+        rollout = rollout._replace(extras=(rollout.extras, rollout.extras))
+    local = jax.eval_shape(
+        jax.vmap(algo.init_local, (None, 0)), key, jax.ShapeDtypeStruct((S,), np.int32)
+    )
+    shared = jax.eval_shape(lambda: first_shared(algo, config))
+    program = jax.make_jaxpr(algo.update)(
+        shared, local, rollout, key, jax.ShapeDtypeStruct((), np.int32)
+    )
+    pixels = np.prod(SMALL.observation_shape)
+    wide = [
+        x
+        for x in arrays_in(program.jaxpr)
+        if x.dtype == np.float32
+        and x.shape[-3:] == SMALL.observation_shape
+        and x.size >= T * B * pixels
+    ]
+    assert bool(wide) == (mutant and name in ("ppo", "pqn"))
