@@ -12,6 +12,7 @@ XLA's own gradient of a kernel takes a hundred times as long (jaxlib 0.10.2).
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
@@ -75,7 +76,7 @@ def torch_speed(network: str, batch: int, channels_last: bool) -> float:
         def __init__(self, before: int, after: int):
             super().__init__()
             sizes = [before, *[after] * 5]
-            pairs = zip(sizes[:-1], sizes[1:], strict=True)
+            pairs = itertools.pairwise(sizes)
             self.layers = nn.ModuleList([nn.Conv2d(a, b, 3, padding=1) for a, b in pairs])
 
         def forward(self, x: Any) -> Any:
