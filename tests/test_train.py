@@ -403,7 +403,8 @@ def test_a_second_interrupt_ends_at_once_and_what_was_saved_stays(world, path):
 
 
 def test_two_processes_cannot_use_one_directory(world, path):
-    with world.start(*world.small(path), accident={"seconds": 0.5}) as process:
+    long = [*world.small(path), "--iterations", 1000]
+    with world.start(*long, accident={"seconds": 0.5}) as process:
         wait_for(lambda: has_rows(path, 1), process)
         for refused in (world.resume(path), world.run("--run_dir", path)):
             assert refused.status == MISTAKE
