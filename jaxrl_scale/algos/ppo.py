@@ -1,7 +1,6 @@
 """Proximal policy optimization with a clipped objective, https://arxiv.org/abs/1707.06347.
 
-Minibatches have a fixed *size*: ``num_envs`` changes their number. A recurrent policy learns from
-whole sequences: one environment's rollout is one sample.
+Minibatches have a fixed *size*. For a recurrent policy, one environment's rollout is one sample.
 """
 
 from __future__ import annotations
