@@ -1,6 +1,7 @@
 """Environments on the host: a run is a function of its config and seed there too, whatever the
 devices, the simulators' threads and the processes, and although no simulator can be saved."""
 
+import dataclasses
 import importlib.util
 import signal
 
@@ -105,6 +106,15 @@ def test_an_environment_that_repeats_itself_otherwise_is_an_error(reference, mon
     said = r"^HostCartPole cannot be resumed: .* the 8 steps .*, here are poles 2\.0$"
     with pytest.raises(RunError, match=said):
         shared[repr(CONFIG)].place(half, str)
+
+
+def test_an_agent_with_a_memory_among_others_is_the_single_run_of_its_seed():
+    """Two devices share the shards of three agents."""
+    algo = dataclasses.replace(CONFIG.algo, recurrent=True)
+    config = CONFIG.replace(algo=algo, iterations=4)
+    several, _ = run(config.replace(num_seeds=3, seed=5, devices=2))
+    single, _ = run(config.replace(seed=7))
+    assert differing(single, jax.tree.map(lambda x: x[2:], several)) == []
 
 
 @pytest.mark.parametrize("name", algorithms.NAMES)
@@ -263,6 +273,7 @@ def test_a_game_of_procgen_is_the_same_on_2_devices_with_2_threads_and_resumed()
         {"minibatch_size": 64},
         env="CoinrunEasy-v0",
         env_kwargs={"num_levels": 3},
+        network="mlp",
         num_envs=8,
         num_shards=4,
         rollout_length=8,
