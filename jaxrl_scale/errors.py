@@ -10,7 +10,7 @@ FINISHED = 0
 BUG = 1
 """An error that nobody foresaw, shown with its traceback."""
 UNFINISHED = 1
-"""Some run of a scaling study did not come to its end."""
+"""Some run of a scaling study or of a comparison did not come to its end."""
 MISTAKE = 2
 """A mistake in the call or in the config."""
 NOT_FINITE = 3

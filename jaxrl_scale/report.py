@@ -21,7 +21,7 @@ if __name__ == "__main__":
 
 import base64
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,10 +34,12 @@ from jaxrl_scale.figures.report_plots import (
     drawn,
     learning_plots,
     metric_plots,
+    score_plots,
     speed_plots,
 )
 from jaxrl_scale.figures.video import small_gif
 from jaxrl_scale.records import runs
+from jaxrl_scale.records.rows import centre
 from jaxrl_scale.records.run_directory import io_errors, short
 from jaxrl_scale.records.runs import PastRun
 from jaxrl_scale.records.terminal import compact, duration, number
@@ -101,8 +103,18 @@ class Cell(NamedTuple):
     small: str = ""
 
 
-def page(shown: Sequence[Drawn], plots: Sequence[list[Plot]], episodes: Sequence[Episode]) -> str:
-    """The whole HTML text. ``plots`` are of learning, speed and metrics."""
+Table = Mapping[str, Mapping[str, Cell]]
+"""The cells of each line by the titles of their columns."""
+
+
+def page(
+    shown: Sequence[Drawn],
+    plots: Sequence[list[Plot]],
+    episodes: Sequence[Episode],
+    overall: Table | None = None,
+) -> str:
+    """The whole HTML text. ``plots`` are of learning, speed and metrics, ``overall`` is a table of
+    what several runs reach together."""
     import jinja2
 
     # Every text is escaped: labels, configs and errors may be anybody's.
@@ -119,7 +131,8 @@ def page(shown: Sequence[Drawn], plots: Sequence[list[Plot]], episodes: Sequence
         subtitle=subtitle,
         tiles=_tiles(one) if one else [],
         shown=shown,
-        results=[(one, _results(one.run)) for one in shown],
+        results=list(zip(shown, results([one.run for one in shown]), strict=True)),
+        overall=overall,
         learning=plots[0],
         speed=plots[1],
         metrics=plots[2],
@@ -145,21 +158,32 @@ def _tiles(run: PastRun) -> list[Cell]:
     return tiles
 
 
+def results(runs: Sequence[PastRun]) -> list[dict[str, Cell]]:
+    """The lines of the table of results, without rare columns of which no run has anything."""
+    lines = [_results(run) for run in runs]
+    empty = {head for head in _RARE if all(line[head].text == NONE for line in lines)}
+    return [{k: v for k, v in line.items() if k not in empty} for line in lines]
+
+
+_RARE = ("Normalized", "Test return", "Normalized test")
+
+
 def _results(run: PastRun) -> dict[str, Cell]:
-    """A run's line in the table of results."""
     result, config = run.result, run.config
-    failed = [config.seed + k for k in result["failed"]]
-    last = config.seed + config.num_seeds - 1
+    failed = [run.seeds[k] for k in result["failed"]]
     memory = result.get("peak_memory_mb")
     return {
         "Environment": Cell(config.env),
         "Algorithm": Cell(config.algo.name.upper()),
         "Seeds": Cell(
             str(config.num_seeds),
-            f"{config.seed} to {last}" if config.num_seeds > 1 else f"seed {config.seed}",
+            f"{run.seeds[0]} to {run.seeds[-1]}" if config.num_seeds > 1 else f"seed {config.seed}",
         ),
         "Env steps": Cell(f"{result['env_steps']:,}"),
         "Evaluation return": _evaluation(run),
+        "Normalized": _normalized(run, "eval_normalized"),
+        "Test return": _evaluation(run, "test"),
+        "Normalized test": _normalized(run, "test_normalized"),
         "Worst seed": _worst(run),
         "Failed seeds": Cell(
             str(len(failed)), f"seed {', '.join(map(str, failed))}" if failed else ""
@@ -173,19 +197,23 @@ def _results(run: PastRun) -> dict[str, Cell]:
     }
 
 
-def _evaluation(run: PastRun) -> Cell:
-    found = run.result.get("evaluation")
+def _evaluation(run: PastRun, name: str = "evaluation") -> Cell:
+    found = run.result.get(name)
     if not found:
         return Cell(NONE)
     low, high = found["ci95"]
-    center = found["iqm" if run.config.num_seeds > 1 else "mean"]
-    return Cell(number(center), f"{number(low)} to {number(high)}")
+    return Cell(number(centre(found)), f"{number(low)} to {number(high)}")
+
+
+def _normalized(run: PastRun, name: str) -> Cell:
+    score = run.result.get(name)
+    return Cell(NONE if score is None else f"{score:.2f}")
 
 
 def _worst(run: PastRun) -> Cell:
     found = run.result.get("evaluation")
-    scores = enumerate(found["per_agent"] if found else [], run.config.seed)
-    known = [(score, seed) for seed, score in scores if score is not None]
+    scores = zip(found["per_agent"] if found else [], run.seeds, strict=False)
+    known = [(score, seed) for score, seed in scores if score is not None]
     if not known or run.config.num_seeds == 1:
         return Cell(NONE)
     score, seed = min(known)
@@ -240,16 +268,23 @@ def report(paths: Sequence[Path], out: Path | None = None, episodes: int = 4) ->
     """Write the report and its images; returns the files, the HTML last."""
     shown = read_runs(paths)
     out = out or (shown[0].run.path if len(shown) == 1 else Path()) / "report.html"
-    out = out / "report.html" if out.is_dir() else out
+    return write(shown, out / "report.html" if out.is_dir() else out, episodes)
+
+
+def write(
+    shown: Sequence[Drawn], out: Path, episodes: int, overall: Table | None = None
+) -> list[Path]:
+    """Write the page ``out`` and its images beside it, with episodes of the first runs."""
     with io_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-    plots = [learning_plots(shown), speed_plots(shown), metric_plots(shown)]
+    learning = learning_plots(shown) + score_plots(shown)
+    plots = [learning, speed_plots(shown), metric_plots(shown)]
     played = [episode(one, out.parent) for one in shown[:episodes]]
     files = {f"{out.stem}-{plot.name}.png": plot.png for some in plots for plot in some}
     for k, found in enumerate(played):
         if found.gif:
             files[f"{out.stem}-episode{k if len(shown) > 1 else ''}.gif"] = found.gif
-    files[out.name] = page(shown, plots, played).encode()
+    files[out.name] = page(shown, plots, played, overall).encode()
     written = []
     for name, data in files.items():
         with io_errors(out.parent / name):

@@ -25,7 +25,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -151,23 +151,33 @@ def launch(point: Point, arguments: Sequence[str], run: Path) -> int:
     """Train in processes of their own. Returns the first exit status that is not 0."""
     program = [sys.executable, "-m", "jaxrl_scale.train", *arguments]
     environment = {k: v for k, v in os.environ.items() if k not in coordinates("", 0, 0)}
-    count = point.processes
     if point.nodes:
-        count = 1
         cores = [f"--cpus-per-task={point.threads}"] if point.threads else []
         tasks = [f"--ntasks={point.all_processes}", f"--ntasks-per-node={point.processes}"]
         program = ["srun", f"--nodes={point.nodes}", *tasks, *cores, *program]
+        return together(run, program, [environment])
+    address, count = f"127.0.0.1:{free_port()}", point.processes
+    own = [environment | coordinates(address, count, k) for k in range(count)]
+    return together(run, program, own, point.threads)
+
+
+def together(
+    run: Path,
+    program: Sequence[str],
+    environments: Sequence[Mapping[str, str]],
+    threads: int | None = None,
+) -> int:
+    """Run a program in a process for each of the environments, maybe on as many cores each. What
+    they print goes into a run directory. Returns the first exit status that is not 0."""
     running: list[subprocess.Popen[bytes]] = []
-    address = f"127.0.0.1:{free_port()}"
     with io_errors(run), ExitStack() as leave:
         run.mkdir(parents=True, exist_ok=True)
-        for k in range(count):
+        for k, environment in enumerate(environments):
             log = leave.enter_context(open(run / f"process{k}.log", "ab"))
-            own = {} if point.nodes else coordinates(address, count, k)
-            with pinned(None if point.nodes else point.threads, k):
+            with pinned(threads, k):
                 process = subprocess.Popen(
                     program,
-                    env=environment | own,
+                    env=environment,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,

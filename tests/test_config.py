@@ -531,6 +531,24 @@ def test_parameters_add_to_the_config_files_and_go_with_its_environment(write):
     assert loaded("--config", file, "--env=Acrobot-v1").env_kwargs == {}
 
 
+@pytest.mark.parametrize(
+    ("env", "kept"), [("StarpilotHard-v0", 200), ("Pong-v5", None), ("CartPole-v1", None)]
+)
+def test_parameters_go_from_one_game_of_a_suite_to_another(write, env, kept):
+    file = write(
+        """
+        from jaxrl_scale import Config
+        def get_config(): return Config(
+            env="CoinrunEasy-v0", env_kwargs={"num_levels": 200}, test_env_kwargs={"num_levels": 0}
+        )
+        """
+    )
+    moved = loaded("--config", file, f"--env={env}", "--env_kwargs.start_level=3")
+    assert moved.env_kwargs.get("num_levels") == kept
+    assert moved.env_kwargs["start_level"] == 3
+    assert bool(moved.test_env_kwargs) == bool(kept)
+
+
 def test_a_parameter_that_json_does_not_know_is_refused():
     said = "should hold finite numbers, texts and lists, because it becomes JSON"
     assert said in refused("--env_kwargs.gravity=NaN")

@@ -1,6 +1,7 @@
 """The launchers, with the real programs of clusters (see `lab`): however a run was started,
 stopped, lost and resized, it is the run of one process, to the last bit."""
 
+import json
 import os
 import re
 import signal
@@ -10,7 +11,18 @@ import time
 
 import lab
 import pytest
-from processes import PATIENCE, REPOSITORY, TESTS, World, assert_same_run, checkpoints, well
+from processes import (
+    PATIENCE,
+    REPOSITORY,
+    SMALL,
+    TESTS,
+    World,
+    assert_same_run,
+    checkpoints,
+    options,
+    rows,
+    well,
+)
 from processes import Done as Ended
 
 LAUNCH = REPOSITORY / "launch"
@@ -398,6 +410,37 @@ def test_a_slurm_job_goes_on_with_other_numbers_of_nodes_and_after_the_loss_of_o
     ended = slurm.wait(job, "COMPLETED", "FAILED", "CANCELLED", patience=PATIENCE)
     assert ended["JobState"] == "COMPLETED", (world.folder / f"slurm-{job}.out").read_text()
     assert_same_run(path, reference)
+
+
+def test_a_slurm_array_does_a_comparison_and_a_signalled_job_of_it_goes_on(slurm, world):
+    """Two seeds, of which the first is stopped once."""
+    if not (world.folder / "launch").exists():
+        (world.folder / "launch").symlink_to(LAUNCH)
+    (world.folder / "few.py").write_text(
+        "from jaxrl_scale import Config\n\n\ndef get_config():\n    return Config()\n"
+    )
+    small = {k: v for k, v in SMALL.items() if k != "env"} | {"compilation_cache": world.cache}
+    small |= {"iterations": 3000, "log_every": 50, "checkpoint_every": 3000, "eval_every": 0}
+    own = {"envs": "CartPole-v1", "configs": "few.py", "seeds": 2, "run_dir": "compared"}
+    few = [f"--chdir={world.folder}", "--cpus-per-task=1", "--array=0-1"]
+    environment = world.environment | {"PYTHON": sys.executable}
+    array = slurm.submit(*few, LAUNCH / "compare.sbatch", *options(own | small), env=environment)
+    cells = world.folder / "compared" / "CartPole-v1" / "few"
+
+    def told():
+        return "\n".join(path.read_text() for path in world.folder.glob(f"slurm-{array}_*.out"))
+
+    lab.until(lambda: list(cells.glob("seed0/metrics.jsonl")) and rows(cells / "seed0"), told)
+    slurm.ask("scancel", "--batch", "--signal=USR1", f"{array}_0")
+    for task, restarts in ((0, 1), (1, 0)):
+        ended = slurm.wait(f"{array}_{task}", "COMPLETED", "FAILED", restarts=restarts)
+        assert ended["JobState"] == "COMPLETED", told()
+    starts = json.loads((cells / "seed0" / "run.json").read_text())["starts"]
+    assert [start["resumed_from"] > 0 for start in starts] == [False, True]
+    analyse = ["--analyse", world.folder / "compared"]
+    well(world.run(*analyse, module="jaxrl_scale.compare"))
+    (one,) = json.loads((world.folder / "compared" / "compare.json").read_text())
+    assert one["seeds"] == [0, 1]
 
 
 def test_a_slurm_job_is_not_requeued_for_a_mistake_nor_when_it_is_cancelled(

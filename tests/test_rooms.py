@@ -9,6 +9,7 @@ import jaxrl_scale
 
 PACKAGE = Path(jaxrl_scale.__file__).parent
 FLOORS = (
+    {"compare"},
     {"train", "evaluate", "report", "scaling"},
     {"loop", "figures"},
     {"records"},

@@ -2,6 +2,7 @@
 behind, and that neither kills nor signals nor devices change what it learns."""
 
 import contextlib
+import importlib.util
 import json
 import os
 import pty
@@ -35,6 +36,8 @@ from processes import (
 
 from jaxrl_scale import envs
 from jaxrl_scale.config import check, files
+from jaxrl_scale.envs import games
+from jaxrl_scale.loop.host_runner import HostRunner
 from jaxrl_scale.loop.runner import Runner
 from jaxrl_scale.options import traced
 from jaxrl_scale.parallel import backend
@@ -128,7 +131,8 @@ def test_the_summary_has_the_documented_schema(reference):
     path, *_ = reference
     result = summary(path)
     evaluation = result.pop("evaluation")
-    conditional = {"evaluation", "test"}  # there is no test_env_kwargs
+    # There is no test_env_kwargs, and no published range of scores.
+    conditional = {"evaluation", "test", "eval_normalized", "test_normalized"}
     assert result.keys() == records.Summary.__annotations__.keys() - conditional
     assert evaluation.keys() == records.Evaluation.__annotations__.keys()
     assert result["status"] == "done"
@@ -226,8 +230,18 @@ def test_the_other_configs_fit_their_environments(file):
     config = files.read_file(file)
     check(config)
     one = config.replace(devices=1)
+    if config.env in (*games.PROCGEN, *games.ATARI) and not importlib.util.find_spec("envpool"):
+        pytest.skip("EnvPool is not installed (make install EXTRA=envpool)")
     env = envs.make(config.env, **config.env_kwargs)
-    runner = Runner(one, env, backend.place(one, jax.local_devices()))
+    placement = backend.place(one, jax.local_devices())
+    if envs.on_host(env):
+        host = HostRunner(one, env, placement)
+        before = host._device_shapes
+        arrays = before.local.carry, host._gathered, placement.split_flag(False)
+        after, *_ = placement.shapes(host._update, before, *arrays)
+        assert jax.tree.map(lambda x: x.shape, after) == jax.tree.map(lambda x: x.shape, before)
+        return
+    runner = Runner(one, env, placement)
     state = jax.eval_shape(runner._init_agent, np.uint32(0), traced(config.algo))
     following, metrics = jax.eval_shape(runner._step_agent, state)
     assert jax.tree.map(lambda x: (x.shape, x.dtype), following) == jax.tree.map(

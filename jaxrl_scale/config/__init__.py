@@ -54,7 +54,8 @@ class Config:
     env_kwargs: dict[str, Any] = option(
         {},
         "parameter NAME of the environment; if --env names another environment than the config "
-        "file, the parameters in the file are dropped",
+        "file, the parameters in the file are dropped, unless both are games of Procgen, or both "
+        "of Atari",
     )
     test_env_kwargs: dict[str, Any] = option(
         {},

@@ -15,6 +15,7 @@ from jaxrl_scale import algos
 from jaxrl_scale.commands import Parser
 from jaxrl_scale.config import Config, Launch, check, check_algo
 from jaxrl_scale.config.files import DICTS, flatten, read_file, read_json
+from jaxrl_scale.envs import games
 from jaxrl_scale.errors import (
     FINISHED,
     INPUT_OUTPUT_ERROR,
@@ -94,7 +95,8 @@ def _changes(config: Config, argv: Sequence[str]) -> dict[str, Any]:
     hints = typing.get_type_hints(type(config))
     hints |= {f"algo.{k}": v for k, v in typing.get_type_hints(type(config.algo)).items()}
     changes = {name: _convert(name, text, hints[name]) for name, text in texts.items()}
-    moved = changes.get("env", config.env) != config.env
+    env = changes.get("env", config.env)
+    moved = env != config.env and not games.same_suite(env, config.env)
     for option, given_here in given_kwargs.items():
         before = getattr(config, option)
         if given_here or (moved and before):

@@ -60,6 +60,11 @@ def known_elsewhere(name: str) -> str | None:
     return next((_IDS[id] for end in _ENDS if (id := game + end) in _IDS), None)
 
 
+def same_suite(one: str, other: str) -> bool:
+    """Whether both are games of Procgen, or both of Atari, which have the same options."""
+    return any(one in suite and other in suite for suite in (PROCGEN, ATARI))
+
+
 @dataclass(frozen=True)
 class ProcgenOptions:
     """What a Procgen game can be told; the names are Procgen's.

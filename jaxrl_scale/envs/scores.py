@@ -46,7 +46,8 @@ RANGES: dict[str, tuple[float, float]] = {
 def normalized(env_id: str, score: float) -> float | None:
     """The score of a game on the scale where `RANGES` is 0 to 1, which it may leave; None where no
     range was published."""
-    if env_id not in RANGES:
+    ends = RANGES.get(env_id.removeprefix("envpool:"))
+    if ends is None:
         return None
-    low, high = RANGES[env_id]
+    low, high = ends
     return (score - low) / (high - low)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,6 +24,9 @@ CURVE_POINTS = 300
 
 METRICS = {
     "eval_return": "evaluation return",
+    "test_return": "test return",
+    "eval_normalized": "normalized evaluation return",
+    "test_normalized": "normalized test return",
     "length": "episode length",
     "loss": "loss",
     "policy_loss": "policy loss",
@@ -166,7 +169,7 @@ def learning_plots(runs: Sequence[Drawn]) -> list[Plot]:
 
 
 def speed_plots(runs: Sequence[Drawn]) -> list[Plot]:
-    """Speed over time; with several runs also their speeds and compile times as bars."""
+    """Speed over time; with several runs also their speeds, times and memory as bars."""
     plots: list[Plot] = []
     curves = [curve(one.run, "steps_per_second") for one in runs]
     unit, scale = _time_unit(curves)
@@ -176,22 +179,47 @@ def speed_plots(runs: Sequence[Drawn]) -> list[Plot]:
             _line(axes, one, c.hours * scale, c.center)
         axes.set_xlim(left=0)
         axes.set_ylim(bottom=0)
-    if len(runs) == 1:
-        return plots
-    size = (6.2, max(1.9, 1.1 + 0.36 * len(runs)))
-    for key, title, label, text in (
-        ("steps_per_second", "Throughput, without compilation", "steps a second", compact),
-        ("compile_seconds", "Compilation", "seconds", duration),
-    ):
-        values = [one.run.result[key] for one in runs]
-        with _plot(plots, f"bars-{key}", (title, label, ""), size=size) as axes:
-            places, lengths = range(len(runs)), [value or 0.0 for value in values]
-            bars = axes.barh(places, lengths, 0.62, color=[one.color for one in runs])
-            axes.bar_label(bars, [text(v) for v in values], padding=4, fontsize=8.5)
-            axes.set_yticks(places, [_cut(one.label) for one in runs])
-            axes.invert_yaxis()
-            axes.margins(x=0.16)
+    if len(runs) > 1:
+        for key, title, label, text in (
+            ("steps_per_second", "Throughput, without compilation", "steps a second", compact),
+            ("compile_seconds", "Compilation", "seconds", duration),
+            ("wall_seconds", "Wall time", "seconds", duration),
+            ("peak_memory_mb", "Peak memory", "MB", compact),
+        ):
+            _bars(plots, runs, key, (title, label, ""), text)
     return plots
+
+
+def score_plots(runs: Sequence[Drawn]) -> list[Plot]:
+    """Normalized scores of several runs as bars, where there are some."""
+    plots: list[Plot] = []
+    for key in ("eval_normalized", "test_normalized"):
+        if len(runs) > 1 and any(one.run.result.get(key) is not None for one in runs):
+            _bars(plots, runs, key, (METRICS[key].capitalize(), "", ""), _hundredths)
+    return plots
+
+
+def _bars(
+    plots: list[Plot],
+    runs: Sequence[Drawn],
+    key: str,
+    labels: tuple[str, str, str],
+    text: Callable[[float | None], str],
+) -> None:
+    """A number of each run's result, which ``text`` tells beside its bar."""
+    size = (6.2, max(1.9, 1.1 + 0.36 * len(runs)))
+    values = [one.run.result.get(key) for one in runs]
+    with _plot(plots, f"bars-{key}", labels, size=size) as axes:
+        places, lengths = range(len(runs)), [value or 0.0 for value in values]
+        bars = axes.barh(places, lengths, 0.62, color=[one.color for one in runs])
+        axes.bar_label(bars, [text(v) for v in values], padding=4, fontsize=8.5)
+        axes.set_yticks(places, [_cut(one.label) for one in runs])
+        axes.invert_yaxis()
+        axes.margins(x=0.16)
+
+
+def _hundredths(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
 
 
 def metric_plots(runs: Sequence[Drawn]) -> list[Plot]:

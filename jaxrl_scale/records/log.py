@@ -13,13 +13,12 @@ import numpy as np
 
 from jaxrl_scale.config import Config
 from jaxrl_scale.config.files import to_json
-from jaxrl_scale.envs import scores
 from jaxrl_scale.errors import FINISHED, NOT_FINITE, STOPPED, RunError
 from jaxrl_scale.parallel.hosts import Hosts
 from jaxrl_scale.parallel.machine import Memory
 from jaxrl_scale.records.progress import Clock, Progress
 from jaxrl_scale.records.row_writer import RowWriter
-from jaxrl_scale.records.rows import Summary
+from jaxrl_scale.records.rows import Summary, centre, normalized
 from jaxrl_scale.records.run_directory import RunDirectory, short
 from jaxrl_scale.records.statistics import summarize
 from jaxrl_scale.records.terminal import Terminal
@@ -142,7 +141,7 @@ class Log:
         }
         if self.is_evaluated:
             means = {name: self._mean(name) for name in self.returns or ("eval_return",)}
-            row |= means | self._normalized(means)
+            row |= means | normalized(self._config.env, means)
         if self._writer:
             self._writer.log(row)
         self._terminal.update(row)
@@ -161,16 +160,6 @@ class Log:
         if self.returns is None:
             return None
         return self._progress.iqm(self.returns[name].mean(1, dtype=np.float64))
-
-    def _normalized(self, means: dict[str, float | None]) -> dict[str, float | None]:
-        """``eval_normalized`` for ``eval_return``, and so on, where a range was published."""
-        env = self._config.env.removeprefix("envpool:")
-        if env not in scores.RANGES:
-            return {}
-        return {
-            name.replace("_return", "_normalized"): x if x is None else scores.normalized(env, x)
-            for name, x in means.items()
-        }
 
     @property
     def score(self) -> float | None:
@@ -209,9 +198,12 @@ class Log:
             "peak_memory_mb": memory.peak,
         }
         if status == "done" and self.returns is not None:
-            summary["evaluation"] = summarize(self.returns["eval_return"], failed)
-            if "test_return" in self.returns:
-                summary["test"] = summarize(self.returns["test_return"], failed)
+            told = {name: summarize(x, failed) for name, x in self.returns.items()}
+            summary["evaluation"] = told["eval_return"]
+            if "test_return" in told:
+                summary["test"] = told["test_return"]
+            centres = {name: centre(evaluation) for name, evaluation in told.items()}
+            summary |= normalized(self._config.env, centres)  # type: ignore[typeddict-item]
         writer, self._writer = self._writer, None
         if writer:
             self._tell_the_end(status, stopped_by)

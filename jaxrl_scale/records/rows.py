@@ -27,9 +27,11 @@ never stopped. wandb takes no row back: see `jaxrl_scale.records.wandb_log`.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypedDict
 
+from jaxrl_scale.envs import scores
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.records.run_directory import short
 
@@ -79,6 +81,16 @@ _NOT_DRAWN = ("env_steps", "time", "per_agent", "failed")
 _SPREAD = ("return", "return_100", "eval_return")
 
 
+def normalized(env_id: str, means: Mapping[str, float | None]) -> dict[str, float | None]:
+    """``eval_normalized`` for ``eval_return``, and so on, where a range was published."""
+    if scores.normalized(env_id, 0.0) is None:
+        return {}
+    return {
+        name.replace("_return", "_normalized"): x if x is None else scores.normalized(env_id, x)
+        for name, x in means.items()
+    }
+
+
 class Evaluation(TypedDict):
     """Returns of the final evaluation: statistics over agents, or over the episodes of one."""
 
@@ -88,6 +100,11 @@ class Evaluation(TypedDict):
     ci95: tuple[float | None, float | None]
     episodes: int  # of each agent
     per_agent: list[float | None]  # each agent's mean return; None where it failed
+
+
+def centre(evaluation: Evaluation) -> float | None:
+    """What `Evaluation.ci95` is the interval of."""
+    return evaluation["iqm" if len(evaluation["per_agent"]) > 1 else "mean"]
 
 
 class Summary(TypedDict, total=False):
@@ -101,6 +118,9 @@ class Summary(TypedDict, total=False):
     return_100: float | None  # training return of the last 100 episodes; IQM over agents
     evaluation: Evaluation | None
     test: Evaluation  # in the environment of test_env_kwargs, where there are any
+    # What the intervals of these are of, by the range that was published, if one was.
+    eval_normalized: float | None
+    test_normalized: float | None
     target_return: float | None
     seconds_to_target: float | None  # from the start of the process, compilation included
     wall_seconds: float  # all of it: compilation, training, evaluation

@@ -20,7 +20,7 @@ import numpy as np
 from jaxrl_scale.config import Config, check, files
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.records import statistics
-from jaxrl_scale.records.rows import Row, Summary, read_rows
+from jaxrl_scale.records.rows import TIMINGS, Row, Summary, normalized, read_rows
 from jaxrl_scale.records.run_directory import short
 
 
@@ -35,6 +35,8 @@ class PastRun:
     """Empty until the run has ended, or was stopped."""
     starts: list[dict[str, Any]]
     """Of the start and of each resume (see `jaxrl_scale.records.run_directory`)."""
+    seeds: Sequence[int]
+    """Of the agents."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -103,9 +105,68 @@ def read(path: Path) -> PastRun:
         _check(row, _Row, config.num_seeds, f"{short(path / 'metrics.jsonl')}, line {number}")
     record = read_object(path / "run.json")
     _check(record, _Record, config.num_seeds, short(path / "run.json"))
-    return PastRun(
-        path, config, rows, read_summary(path, config.num_seeds), record.get("starts", [])
-    )
+    summary = read_summary(path, config.num_seeds)
+    seeds = range(config.seed, config.seed + config.num_seeds)
+    return PastRun(path, config, rows, summary, record.get("starts", []), seeds)
+
+
+def side_by_side(runs: Sequence[PastRun], path: Path) -> PastRun:
+    """Runs of one agent each, which ended and differ in their seeds, as one run of all these agents
+    would be written to ``path``. Times, speeds and memory are means over the runs.
+
+    A run that failed has no numbers here, as an agent that failed has none.
+    """
+    failed = [k for k, run in enumerate(runs) if run.summary["failed"]]
+    kept = [run for run in runs if not run.summary["failed"]] or runs
+    rows = [_joined(rows, failed, len(runs)) for rows in zip(*(r.rows for r in kept), strict=False)]
+    summaries: list[Any] = [run.summary for run in kept]
+    summary: dict[str, Any] = {**summaries[0], "num_seeds": len(runs), "failed": failed}
+    summary |= {name: _mean([s.get(name) for s in summaries]) for name in _MEANS}
+    summary["env_steps"] = rows[-1]["env_steps"]
+    summary["return_100"] = statistics.score([s.get("return_100") for s in summaries])
+    centres = {}
+    for name, metric in (("evaluation", "eval_return"), ("test", "test_return")):
+        evaluations: list[Any] = [run.summary.get(name) for run in runs]
+        if known := next((e for e in evaluations if e), None):
+            scores = [e["per_agent"][0] if e else None for e in evaluations]
+            together = statistics.summarize(np.array(scores, float)[:, None], failed)
+            together["episodes"] = known["episodes"]
+            summary[name], centres[metric] = together, together["iqm"]
+    summary |= normalized(runs[0].config.env, centres)
+    config = runs[0].config.replace(num_seeds=len(runs), run_dir=str(path))
+    seeds = [run.config.seed for run in runs]
+    return PastRun(path, config, rows, typing.cast(Summary, summary), runs[0].starts, seeds)
+
+
+_MEANS = (
+    *("wall_seconds", "compile_seconds", "steps_per_second"),
+    *("peak_memory_mb", "seconds_to_target"),
+)
+
+
+def _joined(rows: Sequence[Row], failed: Sequence[int], num_agents: int) -> Row:
+    """A row of all agents, from those of the agents that did not fail."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = {name: [row.get(name) for row in rows] for name in names}
+    joined: Row = {"iteration": rows[0]["iteration"], "failed": list(failed), "per_agent": {}}
+    joined["env_steps"] = round(num_agents * (_mean(columns["env_steps"]) or 0))
+    joined["episodes"] = sum(x or 0 for x in columns.pop("episodes", ()))
+    joined |= {name: _mean(columns[name]) for name in TIMINGS & set(names)}
+    for name, values in columns.items():
+        if name not in joined:
+            joined[name] = statistics.score(values)
+            of_agent = iter(values)
+            joined["per_agent"][name] = [
+                next(of_agent, None) if len(values) == num_agents or k not in failed else None
+                for k in range(num_agents)
+            ]
+    return joined
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """None where one of them is None."""
+    known = [x for x in values if x is not None]
+    return sum(known) / len(known) if len(known) == len(values) else None
 
 
 def read_summary(path: Path, num_agents: int) -> Summary:

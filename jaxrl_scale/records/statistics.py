@@ -11,7 +11,7 @@ to have one first would be another quantity.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,6 +52,16 @@ def interval(
         return None, None
     low, high = np.percentile(_bootstrap(sample, centre), (2.5, 97.5))
     return float(low), float(high)
+
+
+def pooled(groups: Sequence[np.ndarray]) -> tuple[float, tuple[float, float]]:
+    """The interquartile mean of the numbers of all groups ``[N_k]`` and its 95 % interval.
+
+    The bootstrap draws within each group: the agents of a game, say, at least one.
+    """
+    drawn = [_bootstrap(group, lambda x: x, seed=k) for k, group in enumerate(groups)]
+    low, high = np.percentile(iqm(np.concatenate(drawn, -1)), (2.5, 97.5))
+    return float(iqm(np.concatenate(groups))), (float(low), float(high))
 
 
 def difference(ours: np.ndarray, theirs: np.ndarray) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, TextIO
 
 from jaxrl_scale.config import Config
-from jaxrl_scale.records.rows import Row, Summary
+from jaxrl_scale.records.rows import Evaluation, Row, Summary, centre
 
 _PLAIN_LINES = 20
 _WORST_AGENTS = 3
@@ -160,12 +160,7 @@ def summary_lines(config: Config, summary: Summary) -> list[tuple[str, str]]:
     lines = []
     several = summary["num_seeds"] > 1
     if evaluation := summary.get("evaluation"):
-        low, high = evaluation["ci95"]
-        centre = number(evaluation["iqm" if several else "mean"])
-        kind = "IQM, " if several else ""
-        interval = f"95% interval {number(low)} to {number(high)}"
-        episodes = f"{evaluation['episodes']:,} episodes{' of each agent' if several else ''}"
-        lines.append(("evaluation return", f"{centre}  ({kind}{interval}; {episodes})"))
+        lines.append(("evaluation return", _evaluated(evaluation)))
         scores = {k: v for k, v in enumerate(evaluation["per_agent"]) if v is not None}
         if several and scores:
             lines.append(("  mean", number(evaluation["mean"])))
@@ -174,6 +169,12 @@ def summary_lines(config: Config, summary: Summary) -> list[tuple[str, str]]:
             worst = sorted(scores, key=lambda agent: scores[agent])[:_WORST_AGENTS]
             named = ", ".join(f"{number(scores[k])} (seed {config.seed + k})" for k in worst)
             lines.append(("  worst agents", named))
+        if test := summary.get("test"):
+            lines.append(("test return", _evaluated(test)))
+        known = (summary.get("eval_normalized"), ""), (summary.get("test_normalized"), " (test)")
+        told = [f"{score:.3f}{where}" for score, where in known if score is not None]
+        if told:
+            lines.append(("normalized", f"{', '.join(told)}  (0 and 1 are published scores)"))
     if summary.get("return_100") is not None:
         lines.append(("training return", f"{number(summary['return_100'])}  (last 100 episodes)"))
     if summary.get("target_return") is not None:
@@ -191,6 +192,14 @@ def summary_lines(config: Config, summary: Summary) -> list[tuple[str, str]]:
     if summary.get("peak_memory_mb"):
         lines.append(("peak memory", f"{summary['peak_memory_mb']:,.0f} MB"))
     return lines
+
+
+def _evaluated(evaluation: Evaluation) -> str:
+    several = len(evaluation["per_agent"]) > 1
+    low, high = map(number, evaluation["ci95"])
+    kind, whose = ("IQM, ", " of each agent") if several else ("", "")
+    episodes = f"{evaluation['episodes']:,} episodes{whose}"
+    return f"{number(centre(evaluation))}  ({kind}95% interval {low} to {high}; {episodes})"
 
 
 def seconds_left(row: Row, total: int) -> float | None:

@@ -1,0 +1,47 @@
+"""A game of Procgen with PPO, on 200 levels, evaluated on these and on unseen ones.
+
+    python -m jaxrl_scale.train --config configs/procgen.py
+    python -m jaxrl_scale.train --config configs/procgen.py --env=StarpilotEasy-v0
+
+The options are those with which openai/train-procgen made the published figures
+(https://arxiv.org/abs/1912.01588, appendix D), but with 64 environments in all. There, four
+processes had 64 each, and so four times the samples in each gradient step. The published runs take
+25 million steps; this config stops after 5 million. Its learning rate is constant, so that a longer
+run begins like a shorter one: `--resume RUN_DIR --total_steps=25e6` goes on.
+
+`eval_normalized` is the score on the 200 levels, `test_normalized` that on all levels that there
+are, of which nearly all are new.
+
+Not tried: a whole run of this config, on any game.
+"""
+
+from jaxrl_scale.algos import ppo
+from jaxrl_scale.config import Config
+
+
+def get_config() -> Config:
+    return Config(
+        env="CoinrunEasy-v0",
+        env_kwargs={"num_levels": 200, "start_level": 0},
+        test_env_kwargs={"num_levels": 0},
+        network="impala_resnet",
+        num_envs=64,
+        rollout_length=256,
+        total_steps=5_000_000,
+        log_every=1,
+        eval_every=20,
+        eval_episodes=64,
+        checkpoint_every=5,
+        algo=ppo.Config(
+            learning_rate=5e-4,
+            lr_schedule="constant",
+            gamma=0.999,
+            gae_lambda=0.95,
+            epochs=3,
+            minibatch_size=2048,
+            clip_epsilon=0.2,
+            clip_value=True,
+            entropy_coef=0.01,
+            scale_rewards=True,
+        ),
+    )

@@ -1,0 +1,301 @@
+"""Compare algorithms on games: ``python -m jaxrl_scale.compare --envs=A,B --configs=F,G``.
+
+The command trains every config in every environment with every seed, each run in a process and in
+a run directory of its own, ``FOLDER/ENVIRONMENT/CONFIG/seedK``. It writes ``compare.html`` with its
+plots, ``compare.md`` and ``compare.json``. All numbers are read from the run directories, so
+``--analyse`` needs nothing else.
+
+Returns and normalized scores are those of the final greedy evaluation: interquartile means over
+seeds, with 95 % bootstrap intervals. Speed, time and memory are means over seeds. Over all games
+the normalized scores of all seeds are pooled, as in https://arxiv.org/abs/2108.13264.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxrl_scale import commands, report, scaling
+from jaxrl_scale.config import Config, command_line, files
+from jaxrl_scale.envs import make, scores
+from jaxrl_scale.errors import (
+    FINISHED,
+    INPUT_OUTPUT_ERROR,
+    INTERRUPTED,
+    MISTAKE,
+    STOPPED,
+    UNFINISHED,
+    RunError,
+    status_table,
+)
+from jaxrl_scale.figures.plot_style import COLORS, LINES
+from jaxrl_scale.figures.report_plots import Drawn
+from jaxrl_scale.records import runs, statistics
+from jaxrl_scale.records.run_directory import io_errors, plain, short, write_atomically
+from jaxrl_scale.records.runs import PastRun, finished, last_error
+from jaxrl_scale.records.study import write_json
+from jaxrl_scale.records.terminal import compact, duration, number
+from jaxrl_scale.report import Cell
+
+# --- what to run ----------------------------------------------------------------------------
+
+
+class Task(NamedTuple):
+    """One run of the comparison."""
+
+    run: Path
+    options: list[str]  # of the trainer, with which the run begins
+
+
+def plan(args: argparse.Namespace, options: Sequence[str]) -> list[Task]:
+    """Every config in every environment with every seed, checked. Seeds change last, so that early
+    results are of all games and algorithms, and a machine that becomes slower slows all alike."""
+    tasks: list[Task] = []
+    for k, env, config in itertools.product(range(args.seeds), args.envs, args.configs):
+        given = ["--config", config, f"--env={env}", "--num_seeds=1", *options]
+        seed = command_line.load(given)[0].seed + k
+        folder = args.run_dir / re.sub(r"[^\w.-]+", "-", env) / Path(config).stem
+        task = Task(folder / f"seed{seed}", [*given, f"--seed={seed}"])
+        wanted, _, _ = command_line.load(task.options)
+        if k == 0:
+            make(wanted.env, **wanted.env_kwargs)
+        _check_begun(task.run, wanted)
+        tasks.append(task)
+    folders = [task.run for task in tasks]
+    if twice := next((folder for folder in folders if folders.count(folder) > 1), None):
+        raise RunError(f"two runs would be in {short(twice)}; give no name twice")
+    return tasks
+
+
+def _check_begun(run: Path, wanted: Config) -> None:
+    """Raise a `RunError` if the run has begun with another config."""
+    if not (run / "config.json").exists():
+        return
+    begun = files.flatten(files.read_json(run / "config.json"))
+    free = {f.name for f in dataclasses.fields(Config) if f.metadata.get("on_resume")}
+    for name, value in files.flatten(files.from_json(plain(files.to_json(wanted)))).items():
+        if name not in free | {"run_dir"} and begun.get(name) != value:
+            raise RunError(
+                f"{short(run)} has begun with {name}={begun.get(name)}, not {value}; choose "
+                "another --run_dir"
+            )
+
+
+# --- running --------------------------------------------------------------------------------
+
+
+def train(task: Task) -> int:
+    """Train what is not trained yet, and say how it went. Returns the trainer's exit status."""
+    began = time.monotonic()
+    print(f"{short(task.run)}: ", end="", flush=True)
+    if finished(task.run):
+        print("it was done before", flush=True)
+        return FINISHED
+    arguments = [*scaling.DEFAULTS, *task.options, f"--run_dir={task.run}"]
+    if (task.run / "config.json").exists():
+        arguments = ["--resume", str(task.run)]
+    program = [sys.executable, "-m", "jaxrl_scale.train", *arguments]
+    status = scaling.together(task.run, program, [dict(os.environ)])
+    if finished(task.run):
+        trace = runs.read_trace(task.run)
+        said = f"{compact(trace.speed)} steps/s, return {number(trace.score)}, "
+        print(said + duration(time.monotonic() - began), flush=True)
+    else:
+        print(f"exit status {status}: {last_error(task.run)}", flush=True)
+    return status
+
+
+# --- results --------------------------------------------------------------------------------
+
+
+def read(folder: Path) -> list[Drawn]:
+    """The seeds of each environment and config as one run, of those that have come to their end.
+    Configs differ in colour, environments in lines."""
+    groups: dict[Path, list[PastRun]] = {}
+    for path in sorted(folder.glob("*/*/seed*/summary.json")):
+        if finished(path.parent):
+            groups.setdefault(path.parents[1], []).append(runs.read(path.parent))
+    if not groups:
+        raise RunError(f"no run of {short(folder)} has come to its end")
+    envs, configs = (
+        list(dict.fromkeys(sorted(part(path) for path in groups)))
+        for part in (lambda path: path.parent.name, lambda path: path.name)
+    )
+    shown = []
+    for path, several in groups.items():
+        several.sort(key=lambda run: run.config.seed)
+        run = several[0] if len(several) == 1 else runs.side_by_side(several, path)
+        color = COLORS[configs.index(path.name) % len(COLORS)]
+        line = LINES[envs.index(path.parent.name) % len(LINES)]
+        shown.append(Drawn(run, f"{path.parent.name}/{path.name}", color, line))
+    return shown
+
+
+def over_games(shown: Sequence[Drawn]) -> dict[str, dict[str, Cell]]:
+    """For each config the normalized scores of all games that all configs have played; nothing
+    where there are none."""
+    table: dict[str, dict[str, Cell]] = {}
+    for name, head in (("evaluation", "Normalized"), ("test", "Normalized test")):
+        found: dict[str, dict[str, np.ndarray]] = {}
+        for one in shown:
+            game, _, config = one.label.rpartition("/")
+            told: Any = one.run.summary.get(name) or {"per_agent": []}
+            known = [x for x in told["per_agent"] if x is not None]
+            score = [scores.normalized(one.run.config.env, x) for x in known]
+            numbers = np.array([x for x in score if x is not None])
+            found.setdefault(config, {}).update({game: numbers} if len(numbers) else {})
+        games = set.intersection(*(set(of_config) for of_config in found.values()))
+        for config, of_config in found.items() if games else ():
+            centre, (low, high) = statistics.pooled([of_config[game] for game in sorted(games)])
+            line = table.setdefault(config, {"Games": Cell(str(len(games)))})
+            line[head] = Cell(f"{centre:.2f}", f"{low:.2f} to {high:.2f}")
+    return table
+
+
+def markdown(title: str, lines: dict[str, dict[str, Cell]]) -> list[str]:
+    """A table: the titles of its columns from its first line."""
+    heads = [title, *next(iter(lines.values()))]
+    rows = [[name, *map(_text, line.values())] for name, line in lines.items()]
+    whole = [heads, ["---", *["--:"] * (len(heads) - 1)], *rows]
+    return ["| " + " | ".join(row) + " |" for row in whole]
+
+
+def _text(cell: Cell) -> str:
+    return f"{cell.text} ({cell.small})" if cell.small else cell.text
+
+
+def write_results(folder: Path) -> None:
+    """Write the tables (Markdown and JSON), the page and its plots."""
+    shown = read(folder)
+    overall = over_games(shown)
+    lines = report.results([one.run for one in shown])
+    text = markdown("run", {one.label: line for one, line in zip(shown, lines, strict=True)})
+    text += ["", *markdown("over all games", overall)] if overall else []
+    told = [
+        {
+            "env": one.run.config.env,
+            "config": one.label.rpartition("/")[2],
+            "seeds": list(one.run.seeds),
+            **one.run.summary,
+        }
+        for one in shown
+    ]
+    write_json(folder / "compare.json", told)
+    with io_errors(folder / "compare.md"):
+        write_atomically(folder / "compare.md", "\n".join([*text, ""]).encode())
+    print("\n".join(text))
+    print(f"wrote {short(folder / 'compare.md')}\nwrote {short(folder / 'compare.json')}")
+    report.write(shown, folder / "compare.html", 0, overall)
+
+
+# --- the command ----------------------------------------------------------------------------
+
+_DESCRIPTION = """\
+Compare algorithms on games: train every config in every environment with every seed, and
+write a page with plots and tables (compare.html, compare.md, compare.json) of returns,
+normalized scores, steps a second, memory and time.
+
+  python -m jaxrl_scale.compare --envs=CoinrunEasy-v0,StarpilotEasy-v0 --seeds=3 \\
+    --configs=configs/procgen.py,configs/a2c_procgen.py,configs/impala_procgen.py \\
+    --num_envs=64 --num_threads=8 --total_steps=1000000 --run_dir=runs/compare
+  python -m jaxrl_scale.compare --analyse=runs/compare
+
+All other options are those of python -m jaxrl_scale.train, for all runs. The same command
+continues what was interrupted, and leaves alone what is done. With more environments,
+configs or seeds it adds to the same folder.
+"""
+
+
+def _parser() -> commands.Parser:
+    statuses = (FINISHED, UNFINISHED, MISTAKE, INPUT_OUTPUT_ERROR, STOPPED, INTERRUPTED)
+    parser = commands.Parser(
+        prog="python -m jaxrl_scale.compare",
+        usage="python -m jaxrl_scale.compare --envs=NAME,... --configs=FILE,... [--OPTION=VALUE]\n"
+        "       python -m jaxrl_scale.compare --analyse=FOLDER",
+        description=_DESCRIPTION,
+        epilog=status_table(*statuses),
+    )
+
+    def add(name: str, metavar: str, help: str, **more: Any) -> None:
+        parser.add_argument(f"--{name}", metavar=metavar, help=help, **more)
+
+    add("envs", "NAME,NAME", "environments", type=_names)
+    add("configs", "FILE,FILE", "config files, one for each algorithm", type=_names)
+    seeds = "number of seeds, of which the config's is the first [3]"
+    add("seeds", "N", seeds, type=commands.whole_number(), default=3)
+    add("run_dir", "FOLDER", "folder of all runs [runs/compare]", type=Path, default="runs/compare")
+    task = (
+        "only do run K, from 0, and write no results: for an array of jobs, of which each does one"
+    )
+    add("task", "K", task, type=commands.whole_number(0))
+    add("analyse", "FOLDER", "train nothing, and write the results of what is done", type=Path)
+    return parser
+
+
+def _names(text: str) -> list[str]:
+    return [name for name in text.split(",") if name]
+
+
+def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """The comparison's own arguments and those for the trainer."""
+    args, options = _parser().parse_known_args(argv)
+    if args.analyse:
+        if options or args.envs or args.configs:
+            raise RunError("--analyse trains nothing; give no other option with it")
+        return args, []
+    if not args.envs or not args.configs:
+        raise RunError(
+            "give --envs=NAME,... and --configs=FILE,... to train, or --analyse=FOLDER for runs "
+            "that are done"
+        )
+    own = {"env": "envs", "config": "configs", "seed": "seeds", "num_seeds": "seeds"}
+    for name in (option.split("=")[0][2:] for option in options if option.startswith("--")):
+        if name in own or name == "resume":
+            instead = f"; give --{own[name]}" if name in own else ""
+            raise RunError(f"--{name} is given by the comparison itself{instead}")
+    return args, options
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command: returns the exit status."""
+    return commands.run(_command, argv, "\ninterrupted; the same command continues")
+
+
+def _command(argv: list[str]) -> int:
+    args, options = parse(argv)
+    if args.analyse:
+        write_results(args.analyse)
+        return FINISHED
+    tasks = plan(args, options)
+    if args.task is not None:
+        if args.task >= len(tasks):
+            raise RunError(
+                f"--task={args.task} should be less than {len(tasks)}, the runs there are"
+            )
+        return train(tasks[args.task])
+    unfinished = 0
+    for k, task in enumerate(tasks, 1):
+        print(f"[{k}/{len(tasks)}] ", end="")
+        train(task)
+        unfinished += not finished(task.run)
+    write_results(args.run_dir)
+    if unfinished:
+        told = "1 run" if unfinished == 1 else f"{unfinished} runs"
+        print(f"error: {told} did not end well; the same command tries again", file=sys.stderr)
+    return UNFINISHED if unfinished else FINISHED
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    sys.exit(main())

@@ -1,0 +1,171 @@
+"""The comparison of configs in environments: one tiny one for real, and its mistakes."""
+
+import json
+
+import numpy as np
+import pytest
+from processes import SMALL, World, options, summary, well
+
+from jaxrl_scale import compare
+from jaxrl_scale.config import Config, files
+from jaxrl_scale.envs import scores
+from jaxrl_scale.records import runs, statistics
+
+ENVS = "CartPole-v1,gymnasium:CartPole-v1"
+TINY = {k: v for k, v in SMALL.items() if k not in ("env", "algo.minibatch_size", "algo.epochs")}
+TINY |= {"iterations": 3, "eval_every": 0, "eval_episodes": 2, "hidden_sizes": 8}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    return World(tmp_path_factory.mktemp("world"), tmp_path_factory.mktemp("cache"))
+
+
+def config_file(path, algo):
+    path.write_text(
+        f"from jaxrl_scale import Config\nfrom jaxrl_scale.algos import {algo}\n\n\n"
+        f"def get_config():\n    return Config(algo={algo}.Config())\n"
+    )
+    return path
+
+
+def command(folder, **changes):
+    """A comparison of two environments for A2C, which compiles fastest."""
+    own = {"configs": config_file(folder / "quick.py", "a2c"), "envs": ENVS, "seeds": 1}
+    return options(own | TINY | {"run_dir": "compared"} | changes)
+
+
+def test_a_comparison_trains_what_is_left_and_writes_its_results(world):
+    """Of four runs the third is done by its task, the others by a call without a task."""
+    tiny = command(world.folder, seeds=2, compilation_cache=world.cache)
+    folder = world.folder / "compared"
+    third = well(world.run(*tiny, "--task=2", module="jaxrl_scale.compare"))
+    assert third.out.startswith("compared/CartPole-v1/quick/seed1: ")
+    assert [path.name for path in folder.rglob("summary.json")] == ["summary.json"]
+    before = {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()}
+
+    done = well(world.run(*tiny, module="jaxrl_scale.compare"))
+    assert "[3/4] compared/CartPole-v1/quick/seed1: it was done before\n" in done.out
+    assert {p: p.stat().st_mtime_ns for p in before} == before
+    told = json.loads((folder / "compare.json").read_text())
+    assert [(x["env"], x["seeds"]) for x in told] == [(env, [0, 1]) for env in ENVS.split(",")]
+    for one, env in zip(told, ("CartPole-v1", "gymnasium-CartPole-v1"), strict=True):
+        both = [summary(folder / env / "quick" / f"seed{seed}") for seed in (0, 1)]
+        means = [x["evaluation"]["mean"] for x in both]
+        assert one["evaluation"]["per_agent"] == means
+        assert one["evaluation"]["iqm"] == np.mean(means)
+        assert one["wall_seconds"] == pytest.approx(np.mean([x["wall_seconds"] for x in both]))
+        assert one["env_steps"] == sum(x["env_steps"] for x in both)
+    table = (folder / "compare.md").read_text()
+    assert table in done.out
+    assert "| CartPole-v1/quick | CartPole-v1 | A2C | 2 (0 to 1) |" in table
+    assert "Normalized" not in table  # no range was published
+    page = (folder / "compare.html").read_text()
+    assert page.count("data:image/png") >= 6
+    assert "Over all games" not in page
+
+
+# --- the numbers ----------------------------------------------------------------------------
+
+
+def write_run(path, env, seed, final, test=None, status="done", rows=3):
+    path.mkdir(parents=True)
+    config = Config(env=env, seed=seed, algo=compare.files.algos.get("a2c").Config())
+    (path / "config.json").write_text(json.dumps(files.to_json(config)))
+    failed = [0] if status == "failed" else []
+    lines = [
+        {"iteration": k, "env_steps": 100 * k, "wall_seconds": 2.0 * k, "compile_seconds": 1.0}
+        | {"steps_per_second": 50.0 + seed, "episodes": 2, "return": final * k, "loss": 0.5}
+        for k in range(1, rows + 1)
+    ]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    told = {"status": status, "num_seeds": 1, "failed": failed, "compile_seconds": 1.0}
+    told |= {"env_steps": 100 * rows, "wall_seconds": 6.0 + seed, "steps_per_second": 50.0 + seed}
+    if not failed:
+        told["evaluation"] = statistics.summarize(np.array([[final, final]]))
+        told |= {"test": statistics.summarize(np.array([[test, test]]))} if test else {}
+    (path / "summary.json").write_text(json.dumps(told))
+
+
+def test_seeds_stand_side_by_side_as_agents_of_one_run(tmp_path):
+    for seed, final in ((4, 8.0), (5, np.nan), (7, 6.0)):
+        status, rows = ("failed", 1) if seed == 5 else ("done", 3)
+        write_run(tmp_path / str(seed), "CoinrunEasy-v0", seed, final, status=status, rows=rows)
+    together = runs.side_by_side([runs.read(tmp_path / x) for x in "457"], tmp_path)
+    assert (together.seeds, together.summary["failed"]) == ([4, 5, 7], [1])
+    assert together.summary["evaluation"]["per_agent"] == [8, None, 6]
+    assert together.summary["evaluation"]["iqm"] == 7
+    assert together.summary["eval_normalized"] == pytest.approx(0.4)  # between 5 and 10
+    assert together.summary["wall_seconds"] == 6 + 5.5  # of those that did not fail
+    assert together.column("return").tolist() == [7, 14, 21]
+    assert together.column("steps_per_second").tolist() == [55.5] * 3
+    expected = [[8, np.nan, 6], [16, np.nan, 12], [24, np.nan, 18]]
+    assert np.array_equal(together.per_agent("return"), expected, equal_nan=True)
+    assert together.column("env_steps").tolist() == [300, 600, 900]  # of three agents
+
+
+def test_over_all_games_are_those_that_all_configs_have_played(tmp_path, capsys):
+    def write(env, config, *finals):
+        for seed, final in enumerate(finals):
+            write_run(tmp_path / env / config / f"seed{seed}", env, seed, final, test=final - 1)
+
+    write("CoinrunEasy-v0", "one", 10.0, 9.0)  # of 5 to 10: 1.0, 0.8
+    write("CoinrunEasy-v0", "two", 5.0, 5.0)
+    write("MazeEasy-v0", "one", 6.0, 7.0)  # of 5 to 10: 0.2, 0.4
+    write("MazeEasy-v0", "two", 10.0, 10.0)
+    write("LeaperEasy-v0", "one", 10.0)
+    assert compare.main(["--analyse", str(tmp_path)]) == 0
+    table = (tmp_path / "compare.md").read_text()
+    assert table in capsys.readouterr().out
+    # The two in the middle of 0.2, 0.4, 0.8 and 1.0; each game's seeds are drawn by themselves, so
+    # that the least has twice 0.2 and twice 0.8.
+    assert "| one | 2 | 0.60 (0.50 to 0.70) | 0.40 (0.30 to 0.50) |" in table
+    assert "| two | 2 | 0.50 (0.50 to 0.50) | 0.30 (0.30 to 0.30) |" in table
+    assert "| MazeEasy-v0/one | MazeEasy-v0 | A2C | 2 (0 to 1) |" in table
+    page = (tmp_path / "compare.html").read_text()
+    assert "Over all games" in page
+    assert scores.normalized("MazeEasy-v0", 6.0) == pytest.approx(0.2)
+    assert (tmp_path / "compare-bars-eval_normalized.png").exists()
+
+
+# --- mistakes -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"envs": ""}, "give --envs=NAME,... and --configs=FILE,... to train, or --analyse=FOLDER"),
+        ({"envs": "CartPol-v1"}, "unknown environment 'CartPol-v1'. Did you mean 'CartPole-v1'?"),
+        ({"envs": "CartPole-v1,CartPole-v1"}, "two runs would be in "),
+        ({"configs": "nowhere.py"}, "config file nowhere.py does not exist"),
+        ({"seeds": 0}, "--seeds: '0' should be a whole number of at least 1"),
+        (
+            {"wandb_project": "env", "seed": 3},
+            "--seed is given by the comparison itself; give --seeds",
+        ),
+        ({"env": "CartPole-v1"}, "--env is given by the comparison itself; give --envs"),
+        ({"total_step": 9}, "unknown option --total_step; did you mean --total_steps?"),
+        ({"num_envs": 3}, "num_envs=3 does not divide by num_shards=4"),
+        ({"task": 2}, "--task=2 should be less than 2, the runs there are"),
+        ({"analyse": "."}, "--analyse trains nothing; give no other option with it"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(monkeypatch, capsys, tmp_path, changes, said):
+    monkeypatch.chdir(tmp_path)
+    assert compare.main(list(map(str, command(tmp_path, **changes)))) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"error: {said}")
+    assert err.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["quick.py"]
+
+
+def test_a_folder_of_another_comparison_is_left_alone(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "compared/CartPole-v1/quick/seed0", "CartPole-v1", 0, 10.0)
+    assert compare.main(list(map(str, command(tmp_path)))) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: compared/CartPole-v1/quick/seed0 has begun with hidden_sizes=")
+    assert said.endswith("; choose another --run_dir\n")
+    assert compare.main(["--analyse", "nowhere"]) == 2
+    assert capsys.readouterr().err == "error: no run of nowhere has come to its end\n"
