@@ -125,10 +125,12 @@ def test_a_runner_that_only_counts_is_trained_logged_and_saved(tmp_path, capsys)
     assert first.startswith("counting: CartPole-v1, ppo, 10 iterations of 8,192 steps, ten fingers")
 
 
-def test_a_score_is_normalized_where_a_range_was_published(tmp_path):
+def test_a_score_is_normalized_where_a_range_was_published(tmp_path, capsys):
     config = config_of(tmp_path / "run", env="CoinrunEasy-v0", eval_every=5)
     run, _ = run_of(config, evaluations=[5.0, 9.5])
     assert [row["eval_normalized"] for row in run.metrics] == pytest.approx([0.0, 0.9])
+    assert run.summary["eval_normalized"] == pytest.approx(0.9)
+    assert "normalized " in capsys.readouterr().out
 
 
 def test_a_counter_that_a_signal_stops_goes_on_and_leaves_the_same_record(tmp_path, capsys):
