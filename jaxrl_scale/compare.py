@@ -19,7 +19,6 @@ import os
 import re
 import signal
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,9 +42,8 @@ from jaxrl_scale.figures.plot_style import COLORS, LINES
 from jaxrl_scale.figures.report_plots import Drawn
 from jaxrl_scale.records import runs, statistics
 from jaxrl_scale.records.run_directory import io_errors, plain, short, write_atomically
-from jaxrl_scale.records.runs import PastRun, finished, last_error
+from jaxrl_scale.records.runs import PastRun, finished
 from jaxrl_scale.records.study import write_json
-from jaxrl_scale.records.terminal import compact, duration, number
 from jaxrl_scale.report import Cell
 
 # --- what to run ----------------------------------------------------------------------------
@@ -96,24 +94,14 @@ def _check_begun(run: Path, wanted: Config) -> None:
 
 
 def train(task: Task) -> int:
-    """Train what is not trained yet, and say how it went. Returns the trainer's exit status."""
-    began = time.monotonic()
-    print(f"{short(task.run)}: ", end="", flush=True)
-    if finished(task.run):
-        print("it was done before", flush=True)
-        return FINISHED
-    arguments = [*scaling.DEFAULTS, *task.options, f"--run_dir={task.run}"]
-    if (task.run / "config.json").exists():
-        arguments = ["--resume", str(task.run)]
-    program = [sys.executable, "-m", "jaxrl_scale.train", *arguments]
-    status = scaling.together(task.run, program, [dict(os.environ)])
-    if finished(task.run):
-        trace = runs.read_trace(task.run)
-        said = f"{compact(trace.speed)} steps/s, return {number(trace.score)}, "
-        print(said + duration(time.monotonic() - began), flush=True)
-    else:
-        print(f"exit status {status}: {last_error(task.run)}", flush=True)
-    return status
+    """Train what is not trained yet, in one process, and say how it went. Returns the trainer's
+    exit status."""
+
+    def launch(arguments: Sequence[str], run: Path) -> int:
+        program = [sys.executable, "-m", "jaxrl_scale.train", *arguments]
+        return scaling.together(run, program, [dict(os.environ)])
+
+    return scaling.train(task.run, task.options, launch)
 
 
 # --- results --------------------------------------------------------------------------------

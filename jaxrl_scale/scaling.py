@@ -19,13 +19,14 @@ compilation. A run whose first row comes later has no return there.
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -127,24 +128,41 @@ def run_all(points: Sequence[Point], folder: Path, args: Any, options: Sequence[
     turns = list(itertools.product(range(args.repeats), range(first, first + args.seeds), points))
     unfinished = 0
     for k, (repeat, seed, point) in enumerate(turns, 1):
-        run, began = folder / point.name / f"seed{seed}-repeat{repeat}", time.monotonic()
-        print(f"[{k}/{len(turns)}] {short(run)}: ", end="", flush=True)
-        if finished(run):
-            print("it was done before", flush=True)
-            continue
-        arguments = [*DEFAULTS, *options, *settings(point, seed), f"--run_dir={run}"]
-        arguments = ["--config", args.config, *arguments]
-        if (run / "config.json").exists():
-            arguments = ["--resume", str(run)]
-        status = launch(point, arguments, run)
-        if finished(run):
-            trace = read_trace(run)
-            said = f"{compact(trace.speed)} steps/s, return {number(trace.score)}, "
-            print(said + duration(time.monotonic() - began), flush=True)
-        else:
-            unfinished += 1
-            print(f"exit status {status}: {last_error(run)}", flush=True)
+        run = folder / point.name / f"seed{seed}-repeat{repeat}"
+        print(f"[{k}/{len(turns)}] ", end="")
+        arguments = ["--config", args.config, *options, *settings(point, seed)]
+        train(run, arguments, functools.partial(launch, point))
+        unfinished += not finished(run)
     return unfinished
+
+
+def train(run: Path, arguments: Sequence[str], launch: Callable[[Sequence[str], Path], int]) -> int:
+    """Begin or resume a run that has not come to its end, and say how it went.
+
+    Args:
+      run: its directory.
+      arguments: the trainer's, with which the run begins.
+      launch: ``(arguments, run) -> exit status`` trains.
+
+    Returns:
+      The trainer's exit status.
+    """
+    began = time.monotonic()
+    print(f"{short(run)}: ", end="", flush=True)
+    if finished(run):
+        print("it was done before", flush=True)
+        return FINISHED
+    arguments = [*DEFAULTS, *arguments, f"--run_dir={run}"]
+    if (run / "config.json").exists():
+        arguments = ["--resume", str(run)]
+    status = launch(arguments, run)
+    if finished(run):
+        trace = read_trace(run)
+        said = f"{compact(trace.speed)} steps/s, return {number(trace.score)}, "
+        print(said + duration(time.monotonic() - began), flush=True)
+    else:
+        print(f"exit status {status}: {last_error(run)}", flush=True)
+    return status
 
 
 def launch(point: Point, arguments: Sequence[str], run: Path) -> int:
