@@ -1,0 +1,181 @@
+"""Steps a second of PPO's whole loop in Coinrun and Pong, beside PyTorch in CleanRL's manner.
+
+    python benchmarks/games_throughput.py --torch-python torch-venv/bin/python
+
+Both sides have the same environments (EnvPool, same options), the Nature CNN, the same numbers of
+environments, steps, epochs and samples in a minibatch, and all cores. They take turns (A B A B …).
+What is timed are whole iterations: acting, simulating, advantages and gradient steps; compilation,
+logging and evaluation are left out on both sides. How to make PyTorch's environment stands in
+`torch_games.py`.
+
+Then come the parts of our loop, each run alone: simulating (random actions), acting, learning (the
+compiled update). What acting and simulating take together is less than their sum, since they
+overlap. ``ceiling`` is the speed of the loop if nothing but the update took time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ATARI = {
+    **{"noop_max": 30, "frame_skip": 4, "stack_num": 4, "repeat_action_probability": 0.0},
+    **{"episodic_life": True, "reward_clip": True, "use_fire_reset": True},
+    **{"max_episode_steps": 27000, "gray_scale": True, "img_height": 84, "img_width": 84},
+}
+GAMES: dict[str, dict[str, Any]] = {
+    "Coinrun": {
+        **{"task": "CoinrunEasy-v0", "options": {"num_levels": 200, "start_level": 0}},
+        **{"num_envs": 64, "length": 64, "minibatch": 512, "epochs": 3, "clip": 0.2},
+    },
+    "Pong": {
+        **{"task": "Pong-v5", "options": ATARI},
+        **{"num_envs": 8, "length": 128, "minibatch": 256, "epochs": 4, "clip": 0.1},
+    },
+}
+
+
+def best(call: Callable[[], object], rounds: int = 4) -> float:
+    """Seconds of the fastest of some calls after a first one."""
+    seconds = []
+    for _ in range(1 + rounds):
+        start = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds[1:])
+
+
+def measure(game: str, seconds: float) -> dict[str, float]:
+    """Our median and best speed over iterations, and the seconds of the parts of one."""
+    import jax
+
+    from jaxrl_scale import envs
+    from jaxrl_scale.algos import ppo
+    from jaxrl_scale.config import Config, check
+    from jaxrl_scale.loop.make import make_runner
+    from jaxrl_scale.parallel import backend
+
+    own = GAMES[game]
+    kwargs = {"preset": "ppo"} if own["options"] is ATARI else own["options"]
+    cores = len(os.sched_getaffinity(0))
+    config = Config(
+        env=own["task"],
+        env_kwargs=kwargs,
+        network="nature",
+        num_envs=own["num_envs"],
+        num_shards=2 * cores,
+        rollout_length=own["length"],
+        restart_every=1000,
+        algo=ppo.Config(
+            **{"learning_rate": 2.5e-4, "clip_epsilon": own["clip"], "clip_value": True},
+            **{"epochs": own["epochs"], "minibatch_size": own["minibatch"]},
+        ),
+    )
+    check(config)
+    env = envs.make(config.env, **config.env_kwargs)
+    runner: Any = make_runner(config, env, backend.initialize(config))
+    runner.compile()
+    state, *_ = runner.step(runner.init())
+    speeds: list[float] = []
+    began = time.perf_counter()
+    while len(speeds) < 2 or time.perf_counter() - began < seconds:
+        start = time.perf_counter()
+        state, metrics, _ = runner.step(state)
+        speeds.append(int(metrics["steps"][0]) / (time.perf_counter() - start))
+
+    devices = state._replace(local=state.local._replace(envs=()))
+    group = runner._stage.groups[0]
+    seen = state.local.envs.obs[:, :, group], state.local.envs.is_first[:, :, group]
+    turn = np.zeros((len(seen[1]), 2), np.int32)
+    turns = len(runner._stage.groups) * config.rollout_length
+    act = best(lambda: jax.block_until_ready(runner._compiled_act(devices, *seen, turn)))
+    action = np.random.default_rng(0).integers(0, env.spec.action.n, seen[1].shape)
+
+    def simulate() -> None:
+        for k in range(len(runner._stage.groups)):
+            runner._stage.send(k, action)
+        for k in range(len(runner._stage.groups)):
+            runner._stage.receive(k)
+
+    simulating = best(lambda: [simulate() for _ in range(config.rollout_length)])
+    carry, held = devices.local.carry, [devices]
+
+    def learn() -> None:
+        stop = runner.placement.split_flag(False)
+        held[0], *_ = runner._compiled_update(held[0], carry, runner._gathered, stop)
+        jax.block_until_ready(held[0])
+
+    return {
+        "steps_per_second": statistics.median(speeds),
+        "best": max(speeds),
+        "iteration": config.steps_per_iteration / statistics.median(speeds),
+        "simulating": simulating,
+        "acting": act * turns,
+        "learning": best(learn),
+        "steps": config.steps_per_iteration,
+    }
+
+
+def child(*command: str) -> dict[str, float]:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{command[1]} failed:\n{done.stderr[-2000:]}")
+    result: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--torch-python", help="interpreter of the environment that has PyTorch")
+    parser.add_argument("--seconds", type=float, default=15.0, help="measured, each time")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each program")
+    parser.add_argument("--games", nargs="+", choices=GAMES, default=list(GAMES))
+    parser.add_argument("--ours", metavar="GAME", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.ours:
+        print(json.dumps(measure(args.ours, args.seconds)))
+        return
+    here, cores = Path(__file__).resolve(), len(os.sched_getaffinity(0))
+    print(f"{cores} cores, {args.rounds} rounds, medians")
+    for game in args.games:
+        ours, theirs = [], []
+        told = json.dumps({**GAMES[game], "seconds": args.seconds, "threads": cores})
+        for _ in range(args.rounds):
+            ours.append(
+                child(sys.executable, str(here), "--ours", game, "--seconds", str(args.seconds))
+            )
+            if args.torch_python:
+                script = str(here.with_name("torch_games.py"))
+                theirs.append(child(args.torch_python, script, told))
+        mine = {name: statistics.median(x[name] for x in ours) for name in ours[0]}
+        line = f"{game:8} ours {mine['steps_per_second']:7,.0f}"
+        if theirs:
+            pairs = [
+                x["steps_per_second"] / y["steps_per_second"]
+                for x, y in zip(ours, theirs, strict=True)
+            ]
+            line += (
+                f"  PyTorch {statistics.median(y['steps_per_second'] for y in theirs):7,.0f}"
+                f"  ratio {statistics.median(pairs):.2f} ({min(pairs):.2f}–{max(pairs):.2f})"
+            )
+        print(line)
+        parts = "  ".join(
+            f"{name} {mine[name]:.2f} s ({mine[name] / mine['iteration']:.0%})"
+            for name in ("simulating", "acting", "learning")
+        )
+        ceiling = mine["steps"] / mine["learning"]
+        print(f"{'':8} of {mine['iteration']:.2f} s: {parts}  ceiling {ceiling:,.0f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
