@@ -62,7 +62,7 @@ train: $(stamp) ## train CONFIG; installs what it needs the first time
 
 # The tests of EnvPool run real Procgen and Atari; where it has no wheel, pyproject.toml leaves it out.
 test: lint .venv/.locked+envpool ## lint, then run the tests
-	@.venv/bin/python -m pytest --numprocesses=2 --dist=loadfile $(ARGS)
+	@.venv/bin/python -m pytest --numprocesses=3 --dist=loadfile --no-loadscope-reorder $(ARGS)
 
 lint: $(stamp) ## ruff and mypy
 	@.venv/bin/python -m ruff check --quiet .

@@ -1,6 +1,7 @@
 """Eight CPU devices for every test, so that pmap and shards are always exercised."""
 
 import gc
+import os
 import re
 import signal
 
@@ -11,6 +12,17 @@ from processes import World
 
 jax.config.update("jax_num_cpu_devices", 8)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+
+
+LONGEST = ("train", "hosts", "threads", "algorithms", "launch", "invariance", "host_runner")
+"""Modules that take minutes. They begin first, so that no worker of pytest-xdist ends with one
+while the others have nothing to do."""
+
+
+def pytest_collection_modifyitems(items):
+    """`LONGEST` first, then the others as they were found."""
+    rank = {f"test_{name}": k for k, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -43,11 +55,37 @@ def strict_promotion(request):
         yield
 
 
+QUICKLY = {
+    f"test_{what}"
+    for what in (
+        *("ppo", "a2c", "impala", "pqn", "dqn", "apex", "q_learning"),
+        *("rollout", "randomness", "check_env", "scaling", "compare"),
+    )
+}
+"""Modules that hold equations against slow twins, within rounding, or look at the files of runs:
+there, XLA takes longer to optimise a program than the program takes to run. Where the bits of two
+programs are compared, both are optimised as a user's are."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compile_quickly(request):
+    """Leave out most of XLA's optimisation in the modules of `QUICKLY`."""
+    quickly = request.module.__name__ in QUICKLY
+    jax.config.update("jax_disable_most_optimizations", quickly)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
 @pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    """Where a module's processes run; compiled programs are all modules' together."""
-    cache = tmp_path_factory.getbasetemp() / "compiled"
-    return World(tmp_path_factory.mktemp("world"), cache)
+def world(request, tmp_path_factory):
+    """Where a module's processes run; compiled programs are all modules' together, and all
+    workers' of pytest-xdist, each of which has a folder within the folder of all."""
+    base = tmp_path_factory.getbasetemp()
+    common = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    made = World(tmp_path_factory.mktemp("world"), common / "compiled")
+    if request.module.__name__ in QUICKLY:
+        made.environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+    return made
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from processes import SMALL, World, options, summary, well
+from processes import SMALL, options, summary, well
 
 from jaxrl_scale import compare
 from jaxrl_scale.config import Config, files
@@ -14,11 +14,6 @@ from jaxrl_scale.records import runs, statistics
 ENVS = "CartPole-v1,gymnasium:CartPole-v1"
 TINY = {k: v for k, v in SMALL.items() if k not in ("env", "algo.minibatch_size", "algo.epochs")}
 TINY |= {"iterations": 3, "eval_every": 0, "eval_episodes": 2, "hidden_sizes": 8}
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    return World(tmp_path_factory.mktemp("world"), tmp_path_factory.mktemp("cache"))
 
 
 def config_file(path, algo):

@@ -313,14 +313,14 @@ def test_mpirun(world, path, reference):
 # --- training: Slurm ------------------------------------------------------------------------
 
 
-def submit(slurm, world, run_dir, python, *options):
+def submit(slurm, world, run_dir, python, *options, train=()):
     environment = world.environment | {"PYTHON": python, "RUN_DIR": str(run_dir)}
     few = [f"--chdir={world.folder}", "--cpus-per-task=1", *options]
     if not (world.folder / "launch").exists():
         (world.folder / "launch").symlink_to(LAUNCH)
     small = world.small(run_dir)
     del small[small.index("--run_dir") :]
-    return slurm.submit(*few, LAUNCH / "slurm.sbatch", *small, env=environment)
+    return slurm.submit(*few, LAUNCH / "slurm.sbatch", *small, *train, env=environment)
 
 
 def advance(slurm, job, run_dir):
@@ -410,6 +410,25 @@ def test_a_slurm_job_goes_on_with_other_numbers_of_nodes_and_after_the_loss_of_o
     ended = slurm.wait(job, "COMPLETED", "FAILED", "CANCELLED", patience=PATIENCE)
     assert ended["JobState"] == "COMPLETED", (world.folder / f"slurm-{job}.out").read_text()
     assert_same_run(path, reference)
+
+
+@pytest.mark.slow
+def test_qbert_goes_on_with_4_then_2_then_1_processes_to_the_same_end(slurm, world, path, slow):
+    pytest.importorskip("envpool")
+    qbert = [
+        *("--env", "Qbert-v5", "--env_kwargs.preset", "ppo", "--network", "nature"),
+        *("--restart_every", 5, "--eval_every", 0, "--eval_episodes", 0),
+    ]
+    whole = path.with_suffix(".whole")
+    world.train_well(whole, *qbert)
+    job = submit(slurm, world, path, slow, "--nodes=4", train=qbert)
+    for restarts, nodes in ((1, 2), (2, 1)):
+        advance(slurm, job, path)
+        slurm.ask(LAUNCH / "resize.sh", job, nodes)
+        assert int(slurm.wait(job, "RUNNING", restarts=restarts)["NumNodes"]) == nodes
+    ended = slurm.wait(job, "COMPLETED", "FAILED", "CANCELLED", patience=PATIENCE)
+    assert ended["JobState"] == "COMPLETED", (world.folder / f"slurm-{job}.out").read_text()
+    assert_same_run(path, whole)
 
 
 def test_a_slurm_array_does_a_comparison_and_a_signalled_job_of_it_goes_on(slurm, world):

@@ -213,7 +213,7 @@ ITERATIONS = 60
 
 @pytest.fixture(scope="module")
 def remembering():
-    """A run on two devices on the task that needs memory: runner, final state, history."""
+    """A run on four devices on the task that needs memory: runner, final state, history."""
     config = recurrent(EVERYTHING, iterations=ITERATIONS)
     runner = runner_of(config, probes.Memory())
     return runner, *steps(runner, ITERATIONS)
@@ -251,12 +251,11 @@ def test_learning_sees_the_policy_that_acted(remembering):
     assert max(m["clip_fraction"][0] for m in history) == 0
 
 
-def test_a_run_is_the_same_on_any_number_of_devices_and_in_a_population(remembering):
+def test_a_run_is_the_same_on_1_and_4_devices_and_in_a_population(remembering):
     runner, final, _ = remembering
     assert runner.config.devices == 4
-    for devices in (1, 8):
-        other, _ = run(runner.config.replace(devices=devices), probes.Memory())
-        assert differing(final, other) == [], f"{devices} devices"
+    other, _ = run(runner.config.replace(devices=1), probes.Memory())
+    assert differing(final, other) == []
     several, _ = run(runner.config.replace(num_seeds=2), probes.Memory())
     assert differing(final, jax.tree.map(lambda x: x[:1], several)) == []
 

@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 import pytest
-from processes import SMALL, World, options, rows, summary, well
+from processes import SMALL, options, rows, summary, well
 
 from jaxrl_scale import envs, scaling
 from jaxrl_scale.config import Config, files
@@ -288,11 +288,6 @@ def test_nodes_go_through_srun(monkeypatch, tmp_path):
 
 
 # --- for real -------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    return World(tmp_path_factory.mktemp("world"), tmp_path_factory.mktemp("cache"))
 
 
 def study(world, *axes, **changes):

@@ -20,7 +20,7 @@ REPOSITORY = Path(__file__).parents[1]
 SWEEPS = sorted((REPOSITORY / "configs" / "sweeps").glob("*.yaml"))
 DRAWS = 50
 
-pytestmark = pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+every_sweep = pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
 
 
 @pytest.fixture(autouse=True)
@@ -92,6 +92,7 @@ def command(monkeypatch):
     return lambda sweep, values: start(sweep, values).command
 
 
+@every_sweep
 def test_the_sweep_says_what_wandb_needs_to_know(path):
     sweep = read(path)
     assert {"program", "method", "metric", "parameters"} <= set(sweep)
@@ -106,6 +107,7 @@ def test_the_sweep_says_what_wandb_needs_to_know(path):
         assert all(isinstance(number, int | float) for number in numbers), name
 
 
+@every_sweep
 def test_the_metric_is_one_that_the_trainer_logs_and_is_maximized(path):
     metric = read(path)["metric"]
     tags = {tag: name for name, tag in records.TAGS.items()}
@@ -113,10 +115,12 @@ def test_the_metric_is_one_that_the_trainer_logs_and_is_maximized(path):
     assert metric["goal"] == "maximize"
 
 
+@every_sweep
 def test_the_file_shows_the_command_that_starts_it(path):
     assert f"wandb sweep {path.relative_to(REPOSITORY)}\n" in path.read_text()
 
 
+@every_sweep
 def test_the_agents_command_sets_just_what_was_drawn(path, command):
     sweep, chance = read(path), random.Random(0)
     base = files.flatten(files.read_file(REPOSITORY / f"configs/{path.stem}.py"))
@@ -129,6 +133,7 @@ def test_the_agents_command_sets_just_what_was_drawn(path, command):
         assert files.flatten(loaded) == {**base, **values}
 
 
+@every_sweep
 def test_a_parameter_that_the_trainer_does_not_know_is_refused(path, command):
     sweep = read(path)
     values = draw_all(sweep, random.Random(0)) | {"algo.learning_rat": 1e-3}
@@ -137,8 +142,9 @@ def test_a_parameter_that_the_trainer_does_not_know_is_refused(path, command):
         command_line.load(argv)
 
 
-def test_the_agent_runs_the_trainer_and_wandb_gets_the_metric(path, tmp_path):
-    sweep, values = read(path), draw_all(read(path), random.Random(1))
+def test_the_agent_runs_the_trainer_and_wandb_gets_the_metric(tmp_path):
+    sweep = read(SWEEPS[0])
+    values = draw_all(sweep, random.Random(1))
     sweep["command"] += [  # short, but of 100 episodes, which return_100 waits for
         *("--iterations=2", "--num_seeds=1", "--devices=1", "--num_envs=64"),
         *("--rollout_length=512", "--algo.minibatch_size=2048", "--algo.epochs=1"),
