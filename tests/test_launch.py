@@ -417,7 +417,7 @@ def test_qbert_goes_on_with_4_then_2_then_1_processes_to_the_same_end(slurm, wor
     pytest.importorskip("envpool")
     qbert = [
         *("--env", "Qbert-v5", "--env_kwargs.preset", "ppo", "--network", "nature"),
-        *("--restart_every", 5, "--eval_every", 0, "--eval_episodes", 0),
+        *("--restart_every", 5, "--eval_every", 0, "--eval_episodes", 4),
     ]
     whole = path.with_suffix(".whole")
     world.train_well(whole, *qbert)
