@@ -9,8 +9,10 @@ the caller, so that both sides take the same. It needs an environment of its own
     torch-venv/bin/pip install torch numpy envpool==1.2.5
     torch-venv/bin/python benchmarks/torch_games.py '{"task": "Pong-v5", ...}'
 
-`games_throughput.py` calls it. What is timed are whole iterations after the first: rollout,
-advantages and all gradient steps. Steps are valid ones: those that only reset do not count.
+Procgen needs Qt 5 there: a system's, or `pip install PyQt5-Qt5` with its `Qt5/lib` in
+LD_LIBRARY_PATH. `games_throughput.py` calls it. What is timed are whole iterations after the first:
+rollout, advantages and all gradient steps. Steps are valid ones: those that only reset do not
+count.
 """
 
 from __future__ import annotations

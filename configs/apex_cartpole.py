@@ -2,8 +2,9 @@
 
     python -m jaxrl_scale.train --config configs/apex_cartpole.py
 
-Training takes 250,000 steps. Each of 32 agents then reaches a return of 500, the maximum. The
-ladder of exploration is short: if most environments hardly explore, some agents stay at 200.
+Training takes 250,000 steps. Of 32 agents, 29 then reach a return of 490 or more (500 is the
+maximum), and the worst ends at 369. The ladder of exploration is short: if most environments
+hardly explore, some agents stay at 200.
 """
 
 from jaxrl_scale.algos import apex

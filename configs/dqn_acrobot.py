@@ -3,7 +3,7 @@
     python -m jaxrl_scale.train --config configs/dqn_acrobot.py
 
 Training takes 400,000 steps, or 45 seconds per agent on one core. The return is then about -83,
-and -95 for the worst of 8 agents. A long exploration is needed: with a third of these steps, most
+and -88 for the worst of 8 agents. A long exploration is needed: with a third of these steps, most
 agents never reach the end of an episode.
 """
 

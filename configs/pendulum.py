@@ -3,7 +3,7 @@
     python -m jaxrl_scale.train --config configs/pendulum.py
 
 Training takes 500,000 steps, which are about two seconds on two cores after compilation. The
-return is then about -171, and -271 for the worst of 64 agents. The mean return of the last 100
+return is then about -168, and -216 for the worst of 64 agents. The mean return of the last 100
 episodes reaches -250 after about 140,000 steps (220,000 for the slowest agent).
 """
 
