@@ -16,10 +16,10 @@ overlap. ``ceiling`` is the speed of the loop if nothing but the update took tim
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -27,22 +27,28 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from throughput import child
 
-ATARI = {
-    **{"noop_max": 30, "frame_skip": 4, "stack_num": 4, "repeat_action_probability": 0.0},
-    **{"episodic_life": True, "reward_clip": True, "use_fire_reset": True},
-    **{"max_episode_steps": 27000, "gray_scale": True, "img_height": 84, "img_width": 84},
-}
 GAMES: dict[str, dict[str, Any]] = {
     "Coinrun": {
         **{"task": "CoinrunEasy-v0", "options": {"num_levels": 200, "start_level": 0}},
         **{"num_envs": 64, "length": 64, "minibatch": 512, "epochs": 3, "clip": 0.2},
     },
     "Pong": {
-        **{"task": "Pong-v5", "options": ATARI},
+        **{"task": "Pong-v5", "options": {"preset": "ppo"}},
         **{"num_envs": 8, "length": 128, "minibatch": 256, "epochs": 4, "clip": 0.1},
     },
 }
+
+
+def for_torch(game: str) -> dict[str, Any]:
+    """The game with all of EnvPool's options spelled out, those that we leave at our defaults
+    too."""
+    from jaxrl_scale.envs import games
+
+    own = GAMES[game]
+    options = games.atari_options if own["task"] in games.ATARI else games.procgen_options
+    return {**own, "options": dataclasses.asdict(options(own["task"], own["options"]))}
 
 
 def best(call: Callable[[], object], rounds: int = 4) -> float:
@@ -56,7 +62,7 @@ def best(call: Callable[[], object], rounds: int = 4) -> float:
 
 
 def measure(game: str, seconds: float) -> dict[str, float]:
-    """Our median and best speed over iterations, and the seconds of the parts of one."""
+    """Our median speed over iterations, and the seconds of the parts of one."""
     import jax
 
     from jaxrl_scale import envs
@@ -66,11 +72,10 @@ def measure(game: str, seconds: float) -> dict[str, float]:
     from jaxrl_scale.parallel import backend
 
     own = GAMES[game]
-    kwargs = {"preset": "ppo"} if own["options"] is ATARI else own["options"]
     cores = len(os.sched_getaffinity(0))
     config = Config(
         env=own["task"],
-        env_kwargs=kwargs,
+        env_kwargs=own["options"],
         network="nature",
         num_envs=own["num_envs"],
         num_shards=2 * cores,
@@ -117,21 +122,12 @@ def measure(game: str, seconds: float) -> dict[str, float]:
 
     return {
         "steps_per_second": statistics.median(speeds),
-        "best": max(speeds),
         "iteration": config.steps_per_iteration / statistics.median(speeds),
         "simulating": simulating,
         "acting": act * turns,
         "learning": best(learn),
         "steps": config.steps_per_iteration,
     }
-
-
-def child(*command: str) -> dict[str, float]:
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"{command[1]} failed:\n{done.stderr[-2000:]}")
-    result: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
-    return result
 
 
 def main() -> None:
@@ -149,14 +145,11 @@ def main() -> None:
     print(f"{cores} cores, {args.rounds} rounds, medians")
     for game in args.games:
         ours, theirs = [], []
-        told = json.dumps({**GAMES[game], "seconds": args.seconds, "threads": cores})
+        told = json.dumps({**for_torch(game), "seconds": args.seconds, "threads": cores})
         for _ in range(args.rounds):
-            ours.append(
-                child(sys.executable, str(here), "--ours", game, "--seconds", str(args.seconds))
-            )
+            ours.append(child(sys.executable, here, "--ours", game, "--seconds", str(args.seconds)))
             if args.torch_python:
-                script = str(here.with_name("torch_games.py"))
-                theirs.append(child(args.torch_python, script, told))
+                theirs.append(child(args.torch_python, here.with_name("torch_games.py"), told))
         mine = {name: statistics.median(x[name] for x in ours) for name in ours[0]}
         line = f"{game:8} ours {mine['steps_per_second']:7,.0f}"
         if theirs:

@@ -59,12 +59,12 @@ QUICKLY = {
     f"test_{what}"
     for what in (
         *("ppo", "a2c", "impala", "pqn", "dqn", "apex", "q_learning"),
-        *("rollout", "randomness", "check_env", "scaling", "compare"),
+        *("rollout", "randomness", "check_env"),
     )
 }
-"""Modules that hold equations against slow twins, within rounding, or look at the files of runs:
-there, XLA takes longer to optimise a program than the program takes to run. Where the bits of two
-programs are compared, both are optimised as a user's are."""
+"""Modules that hold equations against slow twins, within rounding: there, XLA takes longer to
+optimise a program than the program takes to run. Where the bits of two programs are compared, both
+are optimised as a user's are."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -77,15 +77,12 @@ def compile_quickly(request):
 
 
 @pytest.fixture(scope="module")
-def world(request, tmp_path_factory):
+def world(tmp_path_factory):
     """Where a module's processes run; compiled programs are all modules' together, and all
     workers' of pytest-xdist, each of which has a folder within the folder of all."""
     base = tmp_path_factory.getbasetemp()
     common = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    made = World(tmp_path_factory.mktemp("world"), common / "compiled")
-    if request.module.__name__ in QUICKLY:
-        made.environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
-    return made
+    return World(tmp_path_factory.mktemp("world"), common / "compiled")
 
 
 @pytest.fixture

@@ -26,12 +26,16 @@ EVERYTHING = {
 CONFIGS = {
     "cartpole": small(iterations=24),
     "pendulum, every option": small(EVERYTHING, env="Pendulum-v1"),
+    "lunar lander": small(env="LunarLander-v3", rollout_length=96, iterations=3),
     "acrobot, shared torso": small(env="Acrobot-v1", shared_torso=True, activation="relu"),
 }
 
-DEVICES = {"cartpole": (2, 4, 8)}
-"""The others: 8, one for each shard. XLA compiles for long, and longest for LunarLander: its whole
-config is in test_learning.py, its physics in batches of several sizes in test_lunar_lander.py."""
+DEVICES = {"cartpole": (2, 4, 8), "pendulum, every option": (4, 8)}
+"""The others: 8, one for each shard."""
+
+SLOW = ("lunar lander",)
+"""XLA takes longest to compile this one. Its physics in batches of several sizes is in
+test_lunar_lander.py."""
 
 PIXELS = small(
     {"minibatch_size": 32, "epochs": 1},
@@ -50,7 +54,9 @@ def test_a_network_for_images_trains_the_same_on_1_and_2_devices():
     assert differing(one, two) == []
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CONFIGS]
+)
 def test_a_run_ends_bit_identical_on_1_device_and_on_more(name):
     config = CONFIGS[name]
     reference, history = run(config.replace(devices=1))
@@ -63,8 +69,10 @@ def test_a_run_ends_bit_identical_on_1_device_and_on_more(name):
 def test_an_agent_of_a_population_is_the_single_run_of_its_seed():
     config = small({"normalize_observations": True, "scale_rewards": True}, iterations=8)
     single, _ = run(config.replace(seed=7, devices=4))
-    state, _ = run(config.replace(num_seeds=4, seed=5, devices=2))  # whole agents on devices
-    assert differing(single, jax.tree.map(lambda x: x[2:3], state)) == []
+    for agents, devices in ((4, 2), (3, 2)):  # whole agents on devices; shards on devices
+        state, _ = run(config.replace(num_seeds=agents, seed=5, devices=devices))
+        agent = jax.tree.map(lambda x: x[2:3], state)
+        assert differing(single, agent) == [], f"{agents} agents on {devices} devices"
 
 
 def test_the_state_of_one_placement_goes_on_in_another():
@@ -78,12 +86,13 @@ def test_the_state_of_one_placement_goes_on_in_another():
 def test_fast_sums_agree_within_rounding_at_the_first_update():
     config = CONFIGS["cartpole"]
     exact, _ = run(config.replace(devices=1), iterations=1)
-    fast, _ = run(config.replace(devices=4, reduction="fast"), iterations=1)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6, rtol=2e-5),
-        exact.shared.algo.params,
-        fast.shared.algo.params,
-    )
+    for devices in (1, 4):
+        fast, _ = run(config.replace(devices=devices, reduction="fast"), iterations=1)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6, rtol=2e-5),
+            exact.shared.algo.params,
+            fast.shared.algo.params,
+        )
 
 
 def per_device_mean(placement):

@@ -251,11 +251,12 @@ def test_learning_sees_the_policy_that_acted(remembering):
     assert max(m["clip_fraction"][0] for m in history) == 0
 
 
-def test_a_run_is_the_same_on_1_and_4_devices_and_in_a_population(remembering):
+def test_a_run_is_the_same_on_any_number_of_devices_and_in_a_population(remembering):
     runner, final, _ = remembering
     assert runner.config.devices == 4
-    other, _ = run(runner.config.replace(devices=1), probes.Memory())
-    assert differing(final, other) == []
+    for devices in (1, 8):
+        other, _ = run(runner.config.replace(devices=devices), probes.Memory())
+        assert differing(final, other) == [], f"{devices} devices"
     several, _ = run(runner.config.replace(num_seeds=2), probes.Memory())
     assert differing(final, jax.tree.map(lambda x: x[:1], several)) == []
 

@@ -142,9 +142,11 @@ def test_a_parameter_that_the_trainer_does_not_know_is_refused(path, command):
         command_line.load(argv)
 
 
-def test_the_agent_runs_the_trainer_and_wandb_gets_the_metric(tmp_path):
-    sweep = read(SWEEPS[0])
-    values = draw_all(sweep, random.Random(1))
+@pytest.mark.parametrize(
+    "path", [SWEEPS[0], *(pytest.param(p, marks=pytest.mark.slow) for p in SWEEPS[1:])]
+)
+def test_the_agent_runs_the_trainer_and_wandb_gets_the_metric(path, tmp_path):
+    sweep, values = read(path), draw_all(read(path), random.Random(1))
     sweep["command"] += [  # short, but of 100 episodes, which return_100 waits for
         *("--iterations=2", "--num_seeds=1", "--devices=1", "--num_envs=64"),
         *("--rollout_length=512", "--algo.minibatch_size=2048", "--algo.epochs=1"),
