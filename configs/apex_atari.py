@@ -33,6 +33,7 @@ def get_config() -> Config:
         checkpoint_every=2000,
         keep_checkpoints=1,
         algo=apex.Config(
+            lag=1,
             learning_rate=6.25e-5,
             lr_schedule="constant",
             gamma=0.99,

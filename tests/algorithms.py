@@ -77,7 +77,7 @@ CASES = {
         Q_PROBED | {"epsilon_start": 0.5, "epsilon_end": 0.5},
         40,
     ),
-    "apex": Case(NORMALIZED | REPLAY, Q_PROBED | {"epsilon": 0.5, "ladder": 1.0}, 40),
+    "apex": Case(NORMALIZED | REPLAY | {"lag": 2}, Q_PROBED | {"epsilon": 0.5, "ladder": 1.0}, 40),
 }
 NAMES = tuple(CASES)
 assert set(NAMES) == set(algos.names())

@@ -234,6 +234,45 @@ def test_acting_looks_at_normalized_observations(name, evaluated):
         assert_near(act(NEUTRAL, obs), expected, atol=1e-3)
 
 
+lagging = pytest.mark.parametrize(
+    "name", [name for name in algorithms.NAMES if "lag" in algorithms.options(name)]
+)
+
+
+@lagging
+def test_training_acts_with_the_oldest_and_evaluation_with_the_newest_weights(name):
+    algo, config, *_ = updating(name)
+    actors = [algo.actor(first_shared(algo, config, seed), 0) for seed in (0, 1)]
+    mixed = actors[0]._replace(newest=actors[1].newest)
+    obs, first = jax.random.normal(jax.random.key(2), (64, B, 4)), jnp.zeros(B, bool)
+    keys = jax.random.split(jax.random.key(3), len(obs))
+
+    def acted(actor, local, greedy=False):
+        act = jax.vmap(lambda obs, key: algo.act(actor, local, (), obs, first, key, greedy))
+        return jax.jit(act)(obs, keys)
+
+    local = algo.init_local(jax.random.key(0), jnp.int32(1))
+    assert differing(acted(mixed, local), acted(actors[0], local)) == []
+    assert differing(acted(mixed, local), acted(actors[1], local)) != []
+    for greedy in (False, True):
+        played = [acted(actor, None, greedy) for actor in (mixed, *actors)]
+        assert differing(played[0], played[2]) == []
+        assert differing(played[0], played[1]) != []
+
+
+@lagging
+def test_the_acting_parameters_are_those_of_so_many_iterations_ago(name):
+    runner = runner_of(algorithms.everything(name, rollout_length=4))
+    assert runner.config.algo.lag == 2
+    states = [runner.fetch(runner.init()), *(steps(runner, k)[0] for k in range(1, 9))]
+    actors = [runner.algo.actor(state.shared.algo, k) for k, state in enumerate(states)]
+    newest = [actor.newest for actor in actors]
+    assert differing(newest[7].params, newest[8].params) != []
+    for k in range(1, 9):
+        assert differing(newest[k - 1].observation, newest[k].observation) != []
+        assert differing(actors[k].behaviour, newest[max(k - 2, 0)]) == []
+
+
 @pytest.mark.parametrize(
     "name", [name for name in algorithms.NAMES if "scale_rewards" in algorithms.options(name)]
 )

@@ -3,7 +3,7 @@ prioritised replay (https://arxiv.org/abs/1511.05952); n-step double dueling DQN
 
 Every shard has its own replay, from which it draws its share of a batch by its own priorities. The
 importance weights make up for that and are divided by the largest of *all* shards; it travels with
-the gradient, which is linear in them.
+the gradient, which is linear in them. Actors may be behind the learner, by `Config.lag` iterations.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from jax.flatten_util import ravel_pytree
 from jaxrl_scale.algos import common, q_learning
 from jaxrl_scale.algos.q_learning import Shared
 from jaxrl_scale.learning import networks, normalize, optim, prioritized, replay
+from jaxrl_scale.learning.networks import Weights
 from jaxrl_scale.options import Sizes, option, register
 from jaxrl_scale.types import Algorithm, Array, EnvSpec, Key, Metrics, Pool, PyTree, Rollout
 
@@ -30,6 +31,7 @@ class Config:
 
     name: ClassVar[str] = "apex"
 
+    lag: int = common.lag(0)
     learning_rate: float = common.learning_rate(1e-3)
     lr_schedule: optim.Schedule = common.lr_schedule()
     gamma: float = common.gamma()
@@ -73,11 +75,11 @@ class Config:
 
 
 class Actor(NamedTuple):
-    """What acting reads of `Shared`."""
+    """Training acts with the oldest weights; what is evaluated and kept are the newest."""
 
     options: Config
-    params: PyTree
-    observation: normalize.Statistics | None
+    behaviour: Weights
+    newest: Weights
 
 
 class Local(NamedTuple):
@@ -106,6 +108,10 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
             environment=shard_index * num_envs + jnp.arange(num_envs),
         )
 
+    def actor(shared: Shared, iteration: Array) -> Actor:
+        newest = Weights(shared.params, shared.observation)
+        return Actor(shared.options, (newest, *shared.older)[-1], newest)
+
     def act(
         actor: Actor,
         local: Local | None,
@@ -115,7 +121,8 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         key: Key,
         greedy: bool = False,
     ) -> tuple[Array, PyTree, tuple[Array, Array]]:
-        q = network.apply(actor.params, normalize.apply(actor.observation, obs))
+        params, observation = actor.newest if local is None else actor.behaviour
+        q = network.apply(params, normalize.apply(observation, obs))
         # An agent that is evaluated explores as the last environment, which explores least.
         index = jnp.int32(config.num_envs - 1) if local is None else local.environment
         epsilon = ladder(actor.options.epsilon, actor.options.ladder, config.num_envs, index)
@@ -181,10 +188,10 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         return shared, local._replace(store=store._replace(priorities=priorities)), metrics
 
     return Algorithm(
-        init_shared=lambda key, options: q_learning.init(network, spec, key, options),
+        init_shared=lambda key, options: q_learning.init(network, spec, key, options, options.lag),
         init_local=init_local,
         init_carry=lambda num_envs: (),
-        actor=lambda shared, iteration: Actor(shared.options, shared.params, shared.observation),
+        actor=actor,
         act=act,
         update=update,
     )

@@ -32,6 +32,14 @@ def lr_schedule() -> Any:
     )
 
 
+def lag(default: int) -> Any:
+    return option(
+        default,
+        "how many iterations old the parameters that act are (0: they are the current)",
+        low=0,
+    )
+
+
 def gamma() -> Any:
     return option(0.99, "discount factor", low=0, high=1)
 

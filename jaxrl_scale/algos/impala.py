@@ -31,9 +31,7 @@ class Config:
 
     name: ClassVar[str] = "impala"
 
-    lag: int = option(
-        1, "how many iterations old the parameters that act are (0: they are the current)", low=0
-    )
+    lag: int = common.lag(1)
     correction: Literal["vtrace", "none"] = option(
         "vtrace", "correction for the lag: V-trace, or none (treat the rollout as on-policy)"
     )

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from jaxrl_scale.learning import networks, normalize, optim, replay
+from jaxrl_scale.learning.networks import Weights
 from jaxrl_scale.options import Sizes
 from jaxrl_scale.types import Array, EnvSpec, Key, Metrics, Pool, PyTree, Rollout
 
@@ -23,6 +24,7 @@ class Shared(NamedTuple):
     optimizer: PyTree  # of the flattened parameters [N]
     updates: Array  # [] int32, gradient steps so far
     observation: normalize.Statistics | None
+    older: tuple[Weights, ...]  # those of the last `lag` iterations, the newest first
 
 
 class Actor(NamedTuple):
@@ -34,16 +36,18 @@ class Actor(NamedTuple):
     final_epsilon: Array | float  # [] of an agent that is evaluated
 
 
-def init(network: networks.QNetwork, spec: EnvSpec, key: Key, options: Any) -> Shared:
+def init(network: networks.QNetwork, spec: EnvSpec, key: Key, options: Any, lag: int = 0) -> Shared:
     """The state before the first iteration; the target network begins as a copy."""
     params = network.init(key)
+    observation = normalize.init(options.normalize_observations, spec.observation_shape)
     return Shared(
         options=options,
         params=params,
         target_params=params,
         optimizer=optim.make(options).init(params),
         updates=jnp.zeros((), jnp.int32),
-        observation=normalize.init(options.normalize_observations, spec.observation_shape),
+        observation=observation,
+        older=(Weights(params, observation),) * lag,
     )
 
 
@@ -154,6 +158,7 @@ def advance(
       rollout: ``[S, ...]``, whose observations the statistics have not seen yet.
     """
     params, target_params, optimizer = moved
+    weights, lag = Weights(shared.params, shared.observation), len(shared.older)
     _, unravel = ravel_pytree(shared.params)
     return Shared(
         options=shared.options,
@@ -162,4 +167,5 @@ def advance(
         optimizer=optimizer,
         updates=shared.updates + updates,
         observation=normalize.update(pool, shared.observation, rollout.obs[:, :-1], rollout.valid),
+        older=(weights, *shared.older)[:lag],
     )
