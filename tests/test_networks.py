@@ -1,5 +1,6 @@
 """Networks and the distributions of actions that they describe."""
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +8,32 @@ import pytest
 
 from jaxrl_scale.config import Config
 from jaxrl_scale.learning import networks
+from jaxrl_scale.learning.initializers import orthogonal
 from jaxrl_scale.types import Discrete, EnvSpec
+
+
+@pytest.mark.parametrize(
+    "shape", [(7, 7), (300, 40), (40, 300), (8, 8, 4, 32), (3, 3, 8, 96), (5, 1)]
+)
+def test_initial_weights_are_those_of_flax_within_rounding(shape):
+    key = jax.random.key(3)
+    ours = jax.jit(lambda key: orthogonal(1.5)(key, shape))(key)
+    np.testing.assert_allclose(ours, nn.initializers.orthogonal(1.5)(key, shape), atol=1e-5)
+    matrix = np.asarray(ours, np.float64).reshape(-1, shape[-1]) / 1.5
+    products = matrix.T @ matrix if len(matrix) >= shape[-1] else matrix @ matrix.T
+    np.testing.assert_allclose(products, np.eye(len(products)), atol=2e-6)
+
+
+@pytest.mark.parametrize("kind", ["mlp", "cnn", "nature", "impala_resnet", "recurrent"])
+def test_initial_weights_do_not_come_from_a_library_outside_xla(kind):
+    """Whose bits would depend on the processor and on variables of the environment."""
+    recurrent = kind == "recurrent"
+    spec = EnvSpec("images", (36, 36, 3), Discrete(2))
+    config = Config(hidden_sizes=(8, 8), network="cnn" if recurrent else kind)
+    network = networks.make_policy(config, spec, recurrent=recurrent)
+    program = jax.jit(network.init).lower(jax.random.key(0)).as_text()
+    assert "while" in program
+    assert "custom_call" not in program
 
 
 def test_an_action_with_a_logit_of_minus_infinity_is_never_taken_and_spoils_nothing():

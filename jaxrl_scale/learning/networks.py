@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from flax.linen.initializers import orthogonal, zeros_init
+from flax.linen.initializers import zeros_init
 
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.learning import normalize, products, torsos
+from jaxrl_scale.learning.initializers import orthogonal
 from jaxrl_scale.learning.torsos import Features, Torso
 from jaxrl_scale.options import Sizes
 from jaxrl_scale.types import Array, Box, Discrete, EnvSpec, Key, PyTree, Rollout
@@ -293,7 +294,7 @@ class RecurrentActorCritic(nn.Module):
         self, carry: Array, obs: Array, is_first: Array
     ) -> tuple[Array, tuple[Array, Array]]:
         x = Torso(self.hidden_sizes[:-1], self.features, name="torso")(obs)
-        cell = nn.GRUCell(self.hidden_sizes[-1], name="memory")
+        cell = nn.GRUCell(self.hidden_sizes[-1], recurrent_kernel_init=orthogonal(), name="memory")
 
         def step(cell: nn.GRUCell, carry: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
             features, is_first = now

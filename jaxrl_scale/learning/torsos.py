@@ -16,9 +16,10 @@ from typing import NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from flax.linen.initializers import orthogonal, variance_scaling
+from flax.linen.initializers import variance_scaling
 
 from jaxrl_scale.errors import RunError, nearest
+from jaxrl_scale.learning.initializers import orthogonal
 from jaxrl_scale.options import Sizes
 from jaxrl_scale.types import Array, EnvSpec
 

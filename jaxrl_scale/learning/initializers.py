@@ -1,0 +1,44 @@
+"""Initial weights that are a function of the key alone."""
+
+from __future__ import annotations
+
+from math import prod
+
+import jax
+import jax.numpy as jnp
+from flax.typing import Initializer
+
+from jaxrl_scale.types import Array, Key
+
+
+def orthogonal(gain: float = 1.0) -> Initializer:
+    """Orthogonal weights (https://arxiv.org/abs/1312.6120), times ``gain``: of a kernel
+    ``[..., n]`` either the columns are orthonormal or the rows, whichever are fewer.
+
+    Within rounding they are those of `flax.linen.initializers.orthogonal`, whose last bits come
+    from the QR decomposition of the BLAS that SciPy brings. That one has a kernel for every kind of
+    processor and lets environment variables choose, so that two processes of one run may differ.
+    """
+
+    def init(key: Key, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32) -> Array:
+        rows, columns = prod(shape[:-1]), shape[-1]
+        longer, shorter = max(rows, columns), min(rows, columns)
+        vectors = orthonormalized(jax.random.normal(key, (longer, shorter), dtype).T)
+        return gain * (vectors.T if rows >= columns else vectors).reshape(shape)
+
+    return init
+
+
+def orthonormalized(vectors: Array) -> Array:
+    """The rows ``[n, m]`` made orthonormal from the first to the last, by the method of Gram and
+    Schmidt, twice for each, which makes up for rounding; ``n <= m``."""
+
+    def orthonormalize(k: Array, done: Array) -> Array:
+        earlier = jnp.where(jnp.arange(len(done))[:, None] < k, done, 0.0)
+        vector = done[k]
+        for _ in range(2):
+            along = (earlier * vector[None]).sum(1, keepdims=True)
+            vector = vector - (along * earlier).sum(0)
+        return done.at[k].set(vector * jax.lax.rsqrt(jnp.square(vector).sum()))
+
+    return jax.lax.fori_loop(0, len(vectors), orthonormalize, vectors)
