@@ -268,11 +268,14 @@ def test_a_test_environment_of_another_kind_is_refused():
 
 
 @needs_envpool
-def test_a_game_of_procgen_is_the_same_on_2_devices_with_2_threads_and_resumed():
+@pytest.mark.parametrize(
+    ("game", "kwargs"), [("CoinrunEasy-v0", {"num_levels": 3}), ("Pong-v5", {"noop_max": 9})]
+)
+def test_a_game_is_the_same_on_2_devices_with_2_threads_and_resumed(game, kwargs):
     config = small(
         {"minibatch_size": 64},
-        env="CoinrunEasy-v0",
-        env_kwargs={"num_levels": 3},
+        env=game,
+        env_kwargs=kwargs,
         network="mlp",
         num_envs=8,
         num_shards=4,
