@@ -47,7 +47,8 @@ def halved(options, *names):
 def after(runner, options, seeds, iterations=8):
     """The state and the metrics of all iterations, of agents with these options and seeds."""
     numbers = jax.tree.map(lambda *x: np.asarray(x, np.float32), *options)
-    return steps(runner, iterations, runner.fetch(runner.init(numbers, np.asarray(seeds))))
+    agents = run_state.Agents(np.asarray(seeds, np.uint32), numbers)
+    return steps(runner, iterations, runner.fetch(runner.init(agents)))
 
 
 @every_algorithm

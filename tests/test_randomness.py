@@ -103,7 +103,7 @@ def test_no_key_of_a_run_is_used_twice(monkeypatch):
     for _ in range(ITERATIONS):
         state, *_ = runner.step(state)
     evaluate = Evaluator(recorder, runner.algo, runner.placement, EPISODES, greedy=False)
-    evaluate(runner.fetch_actor(state), runner.seeds)
+    evaluate(runner.fetch_actor(state), runner.agents.seeds)
     jax.effects_barrier()
 
     used = collections.Counter(who for users in recorder.users.values() for who in users)

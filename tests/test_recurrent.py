@@ -227,7 +227,7 @@ def test_a_memory_solves_what_needs_memory(remembering):
     runner, final, history = remembering
     assert mean_return(history[-5:]) > 0.9
     play = Evaluator(runner.env, runner.algo, runner.placement, 64, greedy=True)
-    assert play(runner.algo.actor(final.shared.algo, ITERATIONS), runner.seeds).mean() == 1.0
+    assert play(runner.algo.actor(final.shared.algo, ITERATIONS), runner.agents.seeds).mean() == 1.0
 
 
 def test_without_a_memory_it_is_not_solved():

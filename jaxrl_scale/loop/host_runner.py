@@ -21,7 +21,7 @@ from jaxrl_scale.loop.evaluator import make_evaluators, play_all
 from jaxrl_scale.loop.host_rollout import Games, Gathered, Stage
 from jaxrl_scale.loop.keys import COLLECT, agent_key, host_seeds
 from jaxrl_scale.loop.prepare import check_memory, num_bytes
-from jaxrl_scale.loop.state import Packed, Shared, State, pack, unpack
+from jaxrl_scale.loop.state import Agents, Packed, Shared, State, pack, unpack
 from jaxrl_scale.parallel.machine import Memory, memory
 from jaxrl_scale.parallel.placement import Placement, on_host
 from jaxrl_scale.types import Algorithm, Array, HostEnvironment, Metrics, PyTree
@@ -34,13 +34,20 @@ class HostRunner:
     the programs see a state without them.
     """
 
-    def __init__(self, config: Config, env: HostEnvironment, placement: Placement):
+    def __init__(
+        self,
+        config: Config,
+        env: HostEnvironment,
+        placement: Placement,
+        agents: Agents | None = None,
+    ):
         self.config, self.env, self.placement = config, env, placement
+        self.agents = state.agents(config) if agents is None else agents
         self.pool = placement.pool()
         self.algo: Algorithm = algos.get(config.algo.name).make(config, env.spec, self.pool)
         self._evaluators = make_evaluators(config, env, self.algo, placement)
-        agents, shards = placement.held
-        held = (agents.stop - agents.start, shards.stop - shards.start)
+        of_agents, shards = placement.held
+        held = (of_agents.stop - of_agents.start, shards.stop - shards.start)
         self._index = placement.split_local(  # of each environment among those of all shards
             np.broadcast_to(
                 np.arange(config.num_envs).reshape(config.num_shards, -1)[
@@ -104,7 +111,7 @@ class HostRunner:
 
     def compile(self) -> None:
         """Compile `init`, acting and the update, side by side."""
-        compile, agents = self.placement.compile, state.place_agents(self.config, self.placement)
+        compile, agents = self.placement.compile, self._place_agents()
         carry = self._device_shapes.local.carry
         gathered = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self._gathered)
         with ThreadPoolExecutor(2) as pool:
@@ -144,8 +151,7 @@ class HostRunner:
     @cached_property
     def _device_shapes(self) -> State:
         """Of what the devices hold."""
-        agents = state.place_agents(self.config, self.placement)
-        shapes: State = self.placement.shapes(self._init, *agents)
+        shapes: State = self.placement.shapes(self._init, *self._place_agents())
         return shapes
 
     @cached_property
@@ -168,10 +174,13 @@ class HostRunner:
 
     # --- the loop ---------------------------------------------------------------------------
 
-    def init(self, numbers: PyTree = None, seeds: np.ndarray | None = None) -> State:
+    def init(self, agents: Agents | None = None) -> State:
         """As `jaxrl_scale.loop.runner.Runner.init`."""
-        agents = state.place_agents(self.config, self.placement, numbers, seeds)
-        return _with_games(self._compiled_init(*agents), self._no_games())
+        placed = self._compiled_init(*self._place_agents(agents))
+        return _with_games(placed, self._no_games())
+
+    def _place_agents(self, agents: Agents | None = None) -> Agents:
+        return state.place_agents(self.placement, agents or self.agents)
 
     def step(self, before: State, stop: bool = False) -> tuple[State, dict[str, np.ndarray], bool]:
         """As `jaxrl_scale.loop.runner.Runner.step`."""
@@ -315,7 +324,7 @@ class HostRunner:
 
     def evaluate(self, placed: State) -> dict[str, np.ndarray] | None:
         """As `jaxrl_scale.loop.runner.Runner.evaluate`."""
-        seeds = state.own_seeds(self.config, self.placement)
+        seeds = state.held_by(self.placement, self.agents).seeds
         return play_all(self._evaluators, self.fetch_actor(placed), seeds)
 
     def memory(self) -> Memory:

@@ -6,14 +6,22 @@ from jaxrl_scale import envs
 from jaxrl_scale.config import Config
 from jaxrl_scale.loop.host_runner import HostRunner
 from jaxrl_scale.loop.runner import Runner
+from jaxrl_scale.loop.state import Agents
 from jaxrl_scale.parallel.placement import Placement
 from jaxrl_scale.types import Environment, HostEnvironment
 
 
 def make_runner(
-    config: Config, env: Environment | HostEnvironment, placement: Placement
+    config: Config,
+    env: Environment | HostEnvironment,
+    placement: Placement,
+    agents: Agents | None = None,
 ) -> Runner | HostRunner:
-    """For an environment whose steps are computed on the devices, or on the host."""
+    """For an environment whose steps are computed on the devices, or on the host.
+
+    Args:
+      agents: default: those of the config, which differ by their seeds.
+    """
     if envs.on_host(env):
-        return HostRunner(config, env, placement)
-    return Runner(config, env, placement)  # type: ignore[arg-type]
+        return HostRunner(config, env, placement, agents)
+    return Runner(config, env, placement, agents)  # type: ignore[arg-type]

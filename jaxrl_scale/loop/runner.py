@@ -15,9 +15,9 @@ from jaxrl_scale import algos
 from jaxrl_scale.config import Config
 from jaxrl_scale.loop import rollout, state
 from jaxrl_scale.loop.evaluator import make_evaluators, play_all
-from jaxrl_scale.loop.keys import COLLECT, agent_key, agent_seeds
+from jaxrl_scale.loop.keys import COLLECT, agent_key
 from jaxrl_scale.loop.prepare import check_memory, num_bytes
-from jaxrl_scale.loop.state import Local, Packed, State, pack, unpack
+from jaxrl_scale.loop.state import Agents, Local, Packed, State, pack, unpack
 from jaxrl_scale.parallel.machine import Memory, memory
 from jaxrl_scale.parallel.placement import Placement
 from jaxrl_scale.types import Algorithm, Array, Environment, Key, Metrics, PyTree
@@ -26,12 +26,21 @@ from jaxrl_scale.types import Algorithm, Array, Environment, Key, Metrics, PyTre
 class Runner:
     """The compiled program of one config on one placement, for environments on the devices.
 
+    The agents differ by their seeds, or also in the numbers of their options: `state.Agents`.
+
     `compile` first; then ``state = runner.init()`` (or `place`) and
     ``state, metrics, _ = runner.step(state)``.
     """
 
-    def __init__(self, config: Config, env: Environment, placement: Placement):
+    def __init__(
+        self,
+        config: Config,
+        env: Environment,
+        placement: Placement,
+        agents: Agents | None = None,
+    ):
         self.config, self.env, self.placement = config, env, placement
+        self.agents = state.agents(config) if agents is None else agents
         self.pool = placement.pool()
         self.algo: Algorithm = algos.get(config.algo.name).make(config, env.spec, self.pool)
         self._evaluators = make_evaluators(config, env, self.algo, placement)
@@ -73,7 +82,7 @@ class Runner:
 
     def compile(self) -> None:
         """Compile `init` and `step`, side by side."""
-        compile, agents = self.placement.compile, state.place_agents(self.config, self.placement)
+        compile, agents = self.placement.compile, self._place_agents()
         with ThreadPoolExecutor(1) as pool:
             compiled_init = pool.submit(compile, self._init, *agents, once=True)
             self._compiled_step = compile(
@@ -88,20 +97,12 @@ class Runner:
         after, metrics = self.placement.map_agents(self._step_agent, before)
         return after, self.placement.publish(pack(metrics)), self.placement.any(stop)
 
-    @property
-    def seeds(self) -> np.ndarray:
-        """Those of the agents, ``[P]`` uint32."""
-        return agent_seeds(self.config)
+    def init(self, agents: Agents | None = None) -> State:
+        """The state before the first iteration, placed: of the runner's agents, or of others."""
+        return self._compiled_init(*self._place_agents(agents))
 
-    def init(self, numbers: PyTree = None, seeds: np.ndarray | None = None) -> State:
-        """The state before the first iteration, placed.
-
-        Args:
-          numbers: the agents' options as `state.numbers` has them, ``[P]`` each; default: these.
-          seeds: the agents' seeds, ``[P]``; default: `seeds`.
-        """
-        agents = state.place_agents(self.config, self.placement, numbers, seeds)
-        return self._compiled_init(*agents)
+    def _place_agents(self, agents: Agents | None = None) -> Agents:
+        return state.place_agents(self.placement, agents or self.agents)
 
     def step(self, before: State, stop: bool = False) -> tuple[State, dict[str, np.ndarray], bool]:
         """One iteration: collect, then update. ``before`` is donated, never read it again.
@@ -115,8 +116,7 @@ class Runner:
 
     @cached_property
     def _placed_shapes(self) -> State:
-        agents = state.place_agents(self.config, self.placement)
-        return self.placement.shapes(self._init, *agents)
+        return self.placement.shapes(self._init, *self._place_agents())
 
     # --- to and from the host ---------------------------------------------------------------
 
@@ -159,7 +159,7 @@ class Runner:
         """Undiscounted returns ``[P, episodes]`` of whole episodes with greedy actions, by the
         names of `make_evaluators`. Agents that are split over processes are evaluated by process 0
         alone, and the others get None."""
-        seeds = state.own_seeds(self.config, self.placement)
+        seeds = state.held_by(self.placement, self.agents).seeds
         return play_all(self._evaluators, self.fetch_actor(placed), seeds)
 
     def memory(self) -> Memory:

@@ -130,32 +130,28 @@ def learn(
 # --- the agents of a run ------------------------------------------------------------------------
 
 
-def numbers(config: Config) -> PyTree:
-    """The algorithm's options with an array ``[P]`` for each number, the config's."""
-    return jax.tree.map(lambda x: np.full(config.num_seeds, x, np.float32), config.algo)
+class Agents(NamedTuple):
+    """In what the agents of one program may differ."""
+
+    seeds: np.ndarray  # [P] uint32
+    options: PyTree  # the algorithm's, with an array [P] float32 for each number
 
 
-def own_seeds(config: Config, placement: Placement) -> np.ndarray:
-    """Those of the agents that this process holds, ``[P_own]``."""
-    agents, _ = placement.held
-    return agent_seeds(config)[agents.start : agents.stop]
+def agents(config: Config) -> Agents:
+    """Those of a run: the config's seeds, and its numbers for all."""
+    options = jax.tree.map(lambda x: np.full(config.num_seeds, x, np.float32), config.algo)
+    return Agents(agent_seeds(config), options)
 
 
-def place_agents(
-    config: Config, placement: Placement, options: PyTree = None, seeds: np.ndarray | None = None
-) -> tuple[np.ndarray, PyTree]:
-    """Seeds and options' numbers of the agents that this process holds, placed.
-
-    Args:
-      options: the agents' options as `numbers` has them, ``[P]`` each; default: these.
-      seeds: the agents' seeds, ``[P]``; default: those of the config.
-    """
+def held_by(placement: Placement, agents: Agents) -> Agents:
+    """Those of the agents that this process holds, ``[P_own]`` each."""
     held, _ = placement.held
-    agents = (
-        np.asarray(agent_seeds(config) if seeds is None else seeds, np.uint32),
-        jax.tree.map(np.float32, numbers(config) if options is None else options),
-    )
-    return placement.split_shared(jax.tree.map(lambda x: x[held.start : held.stop], agents))
+    return Agents(*jax.tree.map(lambda x: x[held.start : held.stop], agents))
+
+
+def place_agents(placement: Placement, agents: Agents) -> Agents:
+    """The agents that this process holds, placed."""
+    return Agents(*placement.split_shared(held_by(placement, agents)))
 
 
 # --- to and from the host -----------------------------------------------------------------------
