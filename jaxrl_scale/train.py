@@ -21,6 +21,7 @@ from jaxrl_scale.loop import protocol
 from jaxrl_scale.loop.agent import Agent, load
 from jaxrl_scale.loop.make import make_runner
 from jaxrl_scale.loop.prepare import compiled_meanwhile, jax_settings_restored
+from jaxrl_scale.loop.state import Agents
 from jaxrl_scale.loop.stop import StopRequest
 from jaxrl_scale.parallel import backend
 from jaxrl_scale.parallel.cluster import find
@@ -58,6 +59,7 @@ def train(
     resume: str | Path | None = None,
     process_start: float | None = None,
     launch: Launch = Launch(),  # noqa: B008  frozen
+    agents: Agents | None = None,
 ) -> Run:
     """Train one config to its end, or until a signal stops it.
 
@@ -69,6 +71,8 @@ def train(
         finished is left as it is.
       process_start: unix seconds from which times are counted; default: now.
       launch: how this process finds the others of the run, where there are any.
+      agents: seeds and options of the agents, where they differ in more than consecutive seeds.
+        They are no part of the config, so that whoever resumes the run has to give them again.
 
     Raises:
       RunError: in one line, for whatever the user can mend. In a run of several processes all
@@ -82,7 +86,8 @@ def train(
         run = _finished(config, resume, hosts)
         if run is None:
             placement = backend.initialize(config, hosts)  # before the environment runs
-            runner = make_runner(config, envs.make(config.env, **config.env_kwargs), placement)
+            env = envs.make(config.env, **config.env_kwargs)
+            runner = make_runner(config, env, placement, agents)
             runner.check_memory()
             run = loop(config, runner, hosts, clock, name, resume)
         hosts.close()

@@ -621,8 +621,8 @@ def test_the_final_table_of_several_agents_names_the_worst_and_the_failed():
     lines = dict(terminal.summary_lines(config, result))
     assert lines["evaluation return"].startswith("495.0  (IQM, 95% interval")
     assert lines["  min, max"] == "200.5, 500.0"
-    assert lines["  worst agents"] == "200.5 (seed 11), 480.0 (seed 14), 490.0 (seed 13)"
-    assert lines["agents"] == "5  (1 failed: seed 12)"
+    assert lines["  worst agents"] == "200.5 (agent 1), 480.0 (agent 4), 490.0 (agent 3)"
+    assert lines["agents"] == "5  (1 failed: agent 2)"
     assert lines["target return"] == "475.0  (not reached)"
     assert "training return" not in lines
 

@@ -9,8 +9,8 @@ import jaxrl_scale
 
 PACKAGE = Path(jaxrl_scale.__file__).parent
 FLOORS = (
-    {"compare"},
-    {"train", "evaluate", "report", "scaling"},
+    {"compare", "sweep"},
+    {"train", "evaluate", "report", "scaling", "search"},
     {"loop", "figures"},
     {"records"},
     {"parallel"},

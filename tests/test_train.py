@@ -590,7 +590,7 @@ def test_a_population_is_reported_one_by_one_and_as_interquartile_mean(populatio
     assert evaluation["mean"] == pytest.approx(np.mean(scores))
     low, high = evaluation["ci95"]
     assert min(scores) <= low <= evaluation["iqm"] <= high <= max(scores)
-    assert f"{NUM_SEEDS}  ({len(failed)} failed: seed " in done.out
+    assert f"{NUM_SEEDS}  ({len(failed)} failed: agent " in done.out
     assert "worst agents" in done.out
     row = rows(path)[-1]
     assert all(len(values) == NUM_SEEDS for values in row["per_agent"].values())

@@ -55,12 +55,12 @@ def load(argv: Sequence[str]) -> tuple[Config, str, str | None]:
             check_resume(config, {"algo": chosen.algo})
         config = config.replace(algo=other)
 
-    changes = _changes(config, argv)
+    changes = changes_of(config, argv)
     if "total_steps" in changes:  # it replaces the iterations that the config file gives
         changes.setdefault("iterations", None)
     if chosen.resume is not None:
         check_resume(config, changes)
-    config = _replace(config, changes)
+    config = with_options(config, changes)
     check(config)
     name = Path(chosen.config).stem if chosen.config else config.env.split(":")[-1]
     return config, name, chosen.resume
@@ -77,8 +77,8 @@ def load_launch(argv: Sequence[str]) -> Launch:
     return launch
 
 
-def _changes(config: Config, argv: Sequence[str]) -> dict[str, Any]:
-    """The options that ``argv`` sets, by their names in `flatten`."""
+def changes_of(config: Config, argv: Sequence[str]) -> dict[str, Any]:
+    """The options that ``argv`` sets, by their names in `flatten`. Only their types are checked."""
     parser = _parser(config)
     dashed = tuple(f"--{name}." for name in DICTS)
     kwargs = {text.split("=")[0] for text in argv if text.startswith(dashed)}
@@ -104,7 +104,8 @@ def _changes(config: Config, argv: Sequence[str]) -> dict[str, Any]:
     return changes
 
 
-def _replace(config: Config, changes: dict[str, Any]) -> Config:
+def with_options(config: Config, changes: dict[str, Any]) -> Config:
+    """The config with other values of some options, by their names in `flatten`; not checked."""
     options = {k.removeprefix("algo."): v for k, v in changes.items() if k.startswith("algo.")}
     rest = {k: v for k, v in changes.items() if not k.startswith("algo.")}
     return config.replace(**rest, algo=dataclasses.replace(config.algo, **options))
@@ -127,7 +128,7 @@ def check_resume(config: Config, changes: dict[str, Any], dashes: str = "--") ->
             budget = name in ("total_steps", "iterations")
             raise RunError(
                 f"{dashes}{name} cannot change on {dashes}resume: "
-                f"the run has {name}={_show(current[name])}"
+                f"the run has {name}={written(current[name])}"
                 + (", on which its schedule depends" if budget else "")
                 + f"; what can change: {', '.join(allowed)}"
             )
@@ -197,17 +198,17 @@ def _add_options(parser: Any, config: Any, prefix: str) -> None:
             dest=name,
             default=argparse.SUPPRESS,
             metavar="VALUE" if is_dict else _metavar(hint),
-            help=f"{f.metadata['help']} [{_show(getattr(config, f.name))}]".replace("%", "%%"),
+            help=f"{f.metadata['help']} [{written(getattr(config, f.name))}]".replace("%", "%%"),
             **arguments,
         )
 
 
-def _show(value: Any) -> str:
+def written(value: Any) -> str:
     """A value in the way that it is written on the command line."""
     if isinstance(value, tuple):
         return ",".join(map(str, value)) or "()"
     if isinstance(value, dict):
-        return ", ".join(f"{k}={_show(v)}" for k, v in value.items()) or "none"
+        return ", ".join(f"{k}={written(v)}" for k, v in value.items()) or "none"
     if value is None or isinstance(value, bool):
         return str(value).lower()
     return f"{value:_}" if isinstance(value, int) and abs(value) >= 100_000 else str(value)

@@ -65,6 +65,31 @@ def to_json(config: Config) -> dict[str, Any]:
     return data
 
 
+def to_python(config: Config, text: str) -> str:
+    """A config file, which `read_file` reads back: what differs from the defaults.
+
+    Args:
+      text: the file's docstring.
+    """
+    algo = config.algo
+    own = _changed_arguments(algo, type(algo)(), 12)
+    others = _changed_arguments(config.replace(algo=None), Config(algo=None), 8)  # type: ignore[arg-type]
+    return (
+        f'"""{text}\n"""\n\nfrom jaxrl_scale.algos import {algo.name}\n'
+        "from jaxrl_scale.config import Config\n\n\ndef get_config() -> Config:\n"
+        f"    return Config(\n{others}        algo={algo.name}.Config(\n{own}        ),\n    )\n"
+    )
+
+
+def _changed_arguments(part: Any, default: Any, indent: int) -> str:
+    fields = [(f.name, getattr(part, f.name)) for f in dataclasses.fields(part)]
+    changed = [(name, x) for name, x in fields if x != getattr(default, name)]
+    return "".join(
+        f"{' ' * indent}{name}={json.dumps(x) if isinstance(x, str) else repr(x)},\n"
+        for name, x in changed
+    )
+
+
 def from_json(data: dict[str, Any]) -> Config:
     """The inverse of `to_json`."""
     data = dict(data)

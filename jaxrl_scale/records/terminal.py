@@ -167,7 +167,7 @@ def summary_lines(config: Config, summary: Summary) -> list[tuple[str, str]]:
             low, high = min(scores.values()), max(scores.values())
             lines.append(("  min, max", f"{number(low)}, {number(high)}"))
             worst = sorted(scores, key=lambda agent: scores[agent])[:_WORST_AGENTS]
-            named = ", ".join(f"{number(scores[k])} (seed {config.seed + k})" for k in worst)
+            named = ", ".join(f"{number(scores[k])} (agent {k})" for k in worst)
             lines.append(("  worst agents", named))
         if test := summary.get("test"):
             lines.append(("test return", _evaluated(test)))
@@ -182,8 +182,8 @@ def summary_lines(config: Config, summary: Summary) -> list[tuple[str, str]]:
         text = "not reached" if reached is None else f"reached after {duration(reached)}"
         lines.append(("target return", f"{number(summary['target_return'])}  ({text})"))
     if several:
-        failed = ", ".join(str(config.seed + k) for k in summary["failed"])
-        text = f"{len(summary['failed'])} failed: seed {failed}" if failed else "none failed"
+        failed = ", ".join(map(str, summary["failed"]))
+        text = f"{len(summary['failed'])} failed: agent {failed}" if failed else "none failed"
         lines.append(("agents", f"{summary['num_seeds']}  ({text})"))
     rate = compact(summary["steps_per_second"])
     lines.append(("environment steps", f"{summary['env_steps']:,}  ({rate} a second)"))

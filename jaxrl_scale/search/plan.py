@@ -1,0 +1,106 @@
+"""Which agents train side by side: those that differ only in numbers are one program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl_scale import envs
+from jaxrl_scale.config import Config, check, command_line
+from jaxrl_scale.errors import RunError
+from jaxrl_scale.loop.make import make_runner
+from jaxrl_scale.loop.prepare import jax_settings_restored, num_bytes
+from jaxrl_scale.loop.state import Agents
+from jaxrl_scale.parallel import backend
+from jaxrl_scale.parallel.machine import free_memory
+from jaxrl_scale.search.space import Setting
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Agents that train side by side, ``P`` of them: a run with its own directory."""
+
+    name: str
+    config: Config  # with the options of its first agent; those of the others are in `agents`
+    settings: tuple[int, ...]  # [P] indices of the agents' settings
+    agents: Agents
+
+
+def configs_of(base: Config, settings: Sequence[Setting]) -> list[Config]:
+    """What each setting makes of the config, checked."""
+    configs = []
+    for setting in settings:
+        config = command_line.with_options(base, setting)
+        try:
+            check(config)
+        except RunError as error:
+            raise RunError(f"with {shown(setting)}: {error}") from None
+        configs.append(config)
+    return configs
+
+
+def shown(setting: Setting) -> str:
+    """A setting as it is written on the command line."""
+    texts = {name: command_line.written(value) for name, value in setting.items()}
+    return " ".join(f"--{name}={text}" for name, text in texts.items()) or "the starting config"
+
+
+MOST = 256
+"""Agents of a chunk where nobody says how many. On a CPU agents take turns, so that more of them
+would only make each chunk longer."""
+
+
+def divide(configs: Sequence[Config], num_seeds: int, most: int | None) -> list[list[int]]:
+    """Which configs train side by side: their indices, in as few programs as there can be.
+
+    Args:
+      num_seeds: agents of each config.
+      most: agents of a program; None: as many as fit into the memory, but at most `MOST`.
+    """
+    groups: dict[Any, list[int]] = {}
+    for k, config in enumerate(configs):
+        algo = jax.tree.structure(config.algo)
+        groups.setdefault((algo, repr(config.replace(algo=None))), []).append(k)
+    found = []
+    for group in groups.values():
+        limit = min(most or MOST, _fitting(configs[group[0]]))
+        if limit < num_seeds:
+            raise RunError(
+                f"the {num_seeds} agents of a setting train side by side, and only {limit} may or "
+                f"fit into the memory; try --seeds={max(1, limit)}"
+            )
+        size = limit // num_seeds
+        found += [group[first : first + size] for first in range(0, len(group), size)]
+    return found
+
+
+def chunk_of(name: str, configs: Sequence[Config], chosen: list[int], seeds: range) -> Chunk:
+    """The agents of some configs, each with every seed."""
+    members = [k for k in chosen for _ in seeds]
+    algos = [configs[k].algo for k in members]
+    return Chunk(
+        name,
+        # wandb and TensorBoard would draw means over different settings.
+        configs[members[0]].replace(num_seeds=len(members), wandb="disabled", tensorboard=False),
+        tuple(members),
+        Agents(
+            np.tile(np.asarray(seeds, np.uint32), len(chosen)),
+            jax.tree.map(lambda *x: np.asarray(x, np.float32), *algos),
+        ),
+    )
+
+
+def _fitting(config: Config) -> int:
+    """How many agents fit into the memory, where the state of a run is there twice while it is
+    saved."""
+    config = config.replace(num_seeds=1)
+    with jax_settings_restored():
+        placement = backend.initialize(config)
+        runner = make_runner(config, envs.make(config.env, **config.env_kwargs), placement)
+        one = num_bytes(runner.abstract_state())
+        runner.close()
+    return free_memory(placement.at_hand) // (2 * one)

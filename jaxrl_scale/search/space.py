@@ -1,0 +1,164 @@
+"""Ranges of options, and the settings that are drawn from them.
+
+On the command line a range stands where a value would: ``--algo.learning_rate=log:1e-4:1e-2``,
+``--algo.gae_lambda=uniform:0.8:1``, ``--algo.entropy_coef=0,0.003,0.01``. Options whose values have
+commas take semicolons between their choices: ``--hidden_sizes=64,64;256,256``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from jaxrl_scale.config import Config, command_line
+from jaxrl_scale.config.files import DICTS
+from jaxrl_scale.errors import RunError
+from jaxrl_scale.options import check_fields
+
+Setting = dict[str, Any]
+"""Options and their values, by their names on the command line without dashes."""
+
+Draws = Literal["sobol", "random", "grid"]
+
+SHAPES = (
+    *("network", "network_width", "hidden_sizes", "activation", "shared_torso"),
+    *("num_envs", "rollout_length"),
+)
+"""What may vary beside the algorithm's options. Each combination is a program of its own."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """What one option may be: some ``choices``, or all numbers from the first to the second of
+    ``values``, as likely everywhere (``uniform``) or in every order of magnitude (``log``)."""
+
+    option: str
+    kind: Literal["choices", "uniform", "log"]
+    values: tuple[Any, ...]
+    whole: bool = False
+
+    def at(self, part: float) -> Any:
+        """The value at ``part`` of the way, from 0 up to but not including 1."""
+        if self.kind == "choices":
+            return self.values[int(part * len(self.values))]
+        low, high = self.values
+        high += self.whole  # so that the last is as likely as the others
+        if self.kind == "log":
+            found = math.exp(math.log(low) + part * (math.log(high) - math.log(low)))
+        else:
+            found = low + part * (high - low)
+        return int(found) if self.whole else found
+
+
+def split(argv: Sequence[str]) -> tuple[Config, list[Range]]:
+    """The trainer's command line in which ranges stand for some values: the config without them,
+    where each of these options has its value of the config file, and the ranges, checked.
+
+    Raises a `RunError` for an option that does not exist or cannot vary, and for a range that is
+    empty or holds what the option may not be.
+    """
+    fixed, found = [], dict[str, str]()
+    for text in _joined(argv):
+        name, given, value = text.removeprefix("--").partition("=")
+        if text.startswith("--") and given and _is_range(name, value):
+            if name in found:
+                raise RunError(f"--{name} has two ranges; give one")
+            found[name] = value
+        else:
+            fixed.append(text)
+    if any(text.startswith("--resume") for text in fixed):
+        raise RunError("a sweep has no --resume; the same command with its --run_dir goes on")
+    config, *_ = command_line.load(fixed)
+    return config, [_read(config, name, text) for name, text in found.items()]
+
+
+def draw(ranges: Sequence[Range], number: int, how: Draws, seed: int) -> list[Setting]:
+    """Settings from these ranges: all combinations of choices, or ``number`` drawn ones.
+
+    ``sobol`` fills the space more evenly than ``random`` does: scrambled Sobol points
+    (https://doi.org/10.1016/0041-5553(67)90144-9).
+    """
+    names = [each.option for each in ranges]
+    if how == "grid":
+        if others := [each.option for each in ranges if each.kind != "choices"]:
+            raise RunError(
+                f"--draw=grid takes choices only, such as --{others[0]}=A,B,C; --{others[0]} "
+                "has a range of numbers"
+            )
+        values = itertools.product(*(each.values for each in ranges))
+        return [dict(zip(names, row, strict=True)) for row in values]
+    if how == "sobol":
+        from scipy.stats import qmc
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that a number which is no power of two is less even
+            parts = qmc.Sobol(len(ranges), rng=np.random.default_rng(seed)).random(number)
+    else:
+        parts = np.random.default_rng(seed).random((number, len(ranges)))
+    return [
+        {each.option: each.at(float(part)) for each, part in zip(ranges, row, strict=True)}
+        for row in parts
+    ]
+
+
+def _joined(argv: Sequence[str]) -> list[str]:
+    """``--name value`` as ``--name=value``."""
+    texts: list[str] = []
+    for text in argv:
+        if texts and not text.startswith("--") and re.fullmatch(r"--[\w.]+", texts[-1]):
+            texts[-1] += f"={text}"
+        else:
+            texts.append(text)
+    return texts
+
+
+def _is_range(name: str, text: str) -> bool:
+    if name in ("config", "resume", "algo") or name.split(".")[0] in DICTS:
+        return False
+    return text.startswith(("log:", "uniform:")) or _between(name) in text
+
+
+def _between(name: str) -> str:
+    """What separates the choices of an option."""
+    return ";" if name == "hidden_sizes" else ","
+
+
+def _read(config: Config, name: str, text: str) -> Range:
+    """A range, from its text."""
+    found = re.fullmatch(r"(log|uniform):(.*)", text)
+    kind, rest = (found[1], found[2].split(":")) if found else ("", text.split(_between(name)))
+    said, texts = f"--{name}={text}", [part for part in rest if part]
+    if kind and len(texts) != 2:
+        raise RunError(f"{said} should be {kind}:LOW:HIGH, such as {kind}:1e-4:1e-2")
+    values = [_value(config, name, part) for part in texts]
+    if not name.startswith("algo.") and name not in SHAPES:
+        able = f"the algorithm's options can, and {', '.join(SHAPES)}"
+        raise RunError(f"--{name} cannot vary in a sweep; {able}")
+    if not kind:
+        if len(set(values)) < len(values):
+            raise RunError(f"{said} holds a value twice")
+        return Range(name, "choices", tuple(values))
+    low, high = values
+    if not all(isinstance(x, int | float) and not isinstance(x, bool) for x in values):
+        raise RunError(f"{said}: {name} is no number; give its choices, separated by commas")
+    if not low < high:
+        raise RunError(f"{said} is empty: {low} should be below {high}")
+    if kind == "log" and low <= 0:
+        raise RunError(f"{said} should begin above 0; uniform:{low}:{high} may begin there")
+    return Range(name, "log" if kind == "log" else "uniform", (low, high), isinstance(low, int))
+
+
+def _value(config: Config, name: str, text: str) -> Any:
+    """What the option would be, with the trainer's own checks of its name, type and bounds."""
+    changes = command_line.changes_of(config, [f"--{name}={text}"])
+    changed = command_line.with_options(config, changes)
+    check_fields(changed, "")
+    check_fields(changed.algo, "algo.")
+    return changes[name]

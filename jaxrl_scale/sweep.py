@@ -1,0 +1,252 @@
+"""Search for good options: ``python -m jaxrl_scale.sweep --config configs/acrobot.py``.
+
+Agents that differ only in numbers train side by side in one compiled program, so that a search of a
+thousand agents compiles once. The best setting is then trained with fresh seeds beside the starting
+config, and becomes a config file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxrl_scale import commands
+from jaxrl_scale.config import Config, Launch, command_line, files
+from jaxrl_scale.errors import (
+    FINISHED,
+    INPUT_OUTPUT_ERROR,
+    INTERRUPTED,
+    MISTAKE,
+    STOPPED,
+    RunError,
+    status_table,
+)
+from jaxrl_scale.parallel.cluster import find
+from jaxrl_scale.records import statistics
+from jaxrl_scale.records.run_directory import io_errors, plain, short
+from jaxrl_scale.records.runs import finished, read_object
+from jaxrl_scale.records.study import write_json
+from jaxrl_scale.records.terminal import number
+from jaxrl_scale.search import results, space
+from jaxrl_scale.search.plan import MOST, Chunk, chunk_of, configs_of, divide, shown
+from jaxrl_scale.search.results import Outcome
+from jaxrl_scale.search.space import Range, Setting
+from jaxrl_scale.train import train
+
+# --- training -------------------------------------------------------------------------------
+
+
+def train_chunk(chunk: Chunk, folder: Path, position: str) -> int:
+    """Begin or resume a chunk that has not come to its end. Returns the trainer's exit status."""
+    path = folder / chunk.name
+    count = len(chunk.settings)
+    print(f"[{position}] {count} agent{'s' * (count > 1)}", flush=True)
+    if finished(path):
+        print("trained before", flush=True)
+        return FINISHED
+    config = chunk.config.replace(run_dir=str(path))
+    resume = path if (path / "config.json").exists() else None
+    return train(config, name=chunk.name, resume=resume, agents=chunk.agents).exit_status
+
+
+def train_all(several: Sequence[Chunk], folder: Path) -> bool:
+    """Train chunk after chunk; False where a signal stopped one, which is saved."""
+    return all(
+        train_chunk(chunk, folder, f"{k}/{len(several)}") != STOPPED
+        for k, chunk in enumerate(several, 1)
+    )
+
+
+# --- the folder -----------------------------------------------------------------------------
+
+
+def begin(folder: Path, sweep: dict[str, Any], divided: Callable[[], list[list[int]]]) -> Any:
+    """Write ``sweep.json``, which says what is searched and which settings train side by side. The
+    latter depends on the memory that is free, and a sweep that goes on keeps to it.
+
+    Args:
+      sweep: what the sweep is.
+      divided: decides what a new sweep trains side by side.
+
+    Returns:
+      What trains side by side. Raises a `RunError` where the folder holds another sweep.
+    """
+    path = folder / "sweep.json"
+    before, told = read_object(path), json.loads(json.dumps(plain(sweep)))
+    for name in told if before else ():
+        if before.get(name) != told[name]:
+            raise RunError(
+                f"{short(folder)} holds a sweep with another {name}; choose another --run_dir, or "
+                f"repeat its command: {before.get('command', '')}"
+            )
+    if not before:
+        before = told | {"chunks": divided()}
+        before |= {"command": shlex.join(["python", *sys.orig_argv[1:]])}
+        with io_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        write_json(path, before)
+    return before["chunks"]
+
+
+def write_results(
+    folder: Path,
+    base: Config,
+    ranges: Sequence[Range],
+    settings: Sequence[Setting],
+    found: Sequence[Outcome],
+    fresh: Sequence[Outcome],
+) -> None:
+    """The tables, the picture and the winner's config; prints what a person wants to know."""
+    from jaxrl_scale.search import plots
+
+    ranks = results.ranked(found)
+    best, (start, winner) = settings[ranks[0].setting], _compared(fresh)
+    told = statistics.difference(winner, start)
+    gained, ci95 = told["difference"], told["difference_ci95"]
+    count = len({one.seed for one in fresh})
+    if gained is None:
+        verdict = "an agent failed, so that the two cannot be compared"
+    else:
+        low, high = map(number, ci95)
+        holds = "holds up" if ci95[0] > 0 else "does not hold up"
+        verdict = f"the difference is {number(gained)} (95 % interval {low} to {high}): it {holds}"
+    ours, theirs = (number(statistics.score(x)) for x in (winner, start))
+    lines = [
+        f"The best of {len(settings)} settings: {shown(best)}",
+        f"Its return in the sweep: {number(ranks[0].iqm)} (IQM over {len(ranks[0].scores)} seeds).",
+        f"On {count} fresh seeds: {ours}, and {theirs} with the starting config; {verdict}.",
+    ]
+    text = "\n\n".join(["Found by a sweep of jaxrl_scale.", *lines])
+    config = command_line.with_options(base, best).replace(run_dir=None)
+    for name, data in {
+        "agents.csv": results.agents_table(found, settings),
+        "settings.csv": results.settings_table(ranks, settings),
+        "curves.csv": results.curves_table(found),
+        "sweep.png": plots.draw(ranges, settings, ranks, fresh),
+        "best.py": files.to_python(config, text).encode(),
+    }.items():
+        results.write(folder / name, data)
+        print(f"wrote {short(folder / name)}")
+    print("\n".join(lines))
+
+
+def _compared(fresh: Sequence[Outcome]) -> list[Any]:
+    """The scores on fresh seeds of the starting config and of the best setting; none where an agent
+    failed."""
+    import numpy as np
+
+    both = [[one.score for one in fresh if one.setting == k] for k in (0, 1)]
+    return [np.array([] if None in scores else scores, np.float64) for scores in both]
+
+
+# --- the command ----------------------------------------------------------------------------
+
+_DESCRIPTION = """\
+Search for good options. Ranges stand where values would:
+
+  python -m jaxrl_scale.sweep --config=configs/acrobot.py --agents=256 --seeds=4 \\
+    --algo.learning_rate=log:1e-4:1e-2 --algo.gae_lambda=uniform:0.8:1 \\
+    --algo.entropy_coef=0,0.003,0.01 --total_steps=200_000 --run_dir=runs/search
+
+All other options are those of python -m jaxrl_scale.train. Agents that differ only in numbers train
+side by side in one program; whatever changes shapes or code is a program of its own. The folder
+then holds agents.csv, settings.csv (the best first), curves.csv, sweep.png, and best.py, the
+config of the best setting, which was trained again beside the starting config, with fresh seeds.
+The same command continues what was interrupted.
+"""
+
+
+def _parser() -> commands.Parser:
+    statuses = (FINISHED, MISTAKE, INPUT_OUTPUT_ERROR, STOPPED, INTERRUPTED)
+    parser = commands.Parser(
+        prog="python -m jaxrl_scale.sweep",
+        usage="python -m jaxrl_scale.sweep --config=FILE --OPTION=RANGE [--OPTION=VALUE ...]",
+        description=_DESCRIPTION,
+        epilog=status_table(*statuses),
+    )
+
+    def add(name: str, metavar: str, help: str, **more: Any) -> None:
+        parser.add_argument(f"--{name}", metavar=metavar, help=help, **more)
+
+    whole = commands.whole_number
+    add("agents", "N", "agents in all, --seeds for each setting [64]", type=whole(), default=64)
+    add("seeds", "N", "seeds of each setting, the config's first [4]", type=whole(), default=4)
+    parser.add_argument(
+        "--draw",
+        choices=("sobol", "random", "grid"),
+        default="sobol",
+        help="how settings are drawn: evenly (Sobol points), at random, or all combinations of "
+        "choices, whatever --agents says [sobol]",
+    )
+    add("draw_seed", "N", "seed of the draws [0]", type=whole(0), default=0)
+    add("fresh_seeds", "N", "seeds on which the best is tried again [16]", type=whole(), default=16)
+    most = f"agents that train side by side [as many as fit into the memory, at most {MOST}]"
+    add("chunk", "N", most, type=whole(), default=None)
+    task = "only train chunk K, from 0: for an array of jobs; the command without it does the rest"
+    add("task", "K", task, type=whole(0))
+    add("run_dir", "FOLDER", "folder of the sweep [runs/sweep]", type=Path, default="runs/sweep")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command: returns the exit status."""
+    return commands.run(_command, argv, "\ninterrupted; the same command continues")
+
+
+def _command(argv: list[str]) -> int:
+    args, rest = _parser().parse_known_args(argv)
+    if find(Launch(), os.environ).num_processes > 1:
+        raise RunError("a sweep is one process; give each process a part of it with --task")
+    base, ranges = space.split(rest)
+    settings = _settings(args, ranges)
+    configs = configs_of(base, settings)
+    seeds = range(base.seed, base.seed + args.seeds)
+    sweep = {"config": files.to_json(base), "settings": settings, "seeds": list(seeds)}
+    divided = begin(args.run_dir, sweep, lambda: divide(configs, len(seeds), args.chunk))
+    several = [chunk_of(f"chunk{k}", configs, part, seeds) for k, part in enumerate(divided)]
+    if args.task is not None:
+        if args.task >= len(several):
+            raise RunError(f"--task={args.task} should be below {len(several)}, the chunks")
+        position = f"chunk {args.task} of {len(several)}"
+        return train_chunk(several[args.task], args.run_dir, position)
+    print(
+        f"{len(settings)} settings with {args.seeds} seeds each, {len(several)} "
+        f"chunk{'s' * (len(several) > 1)}; in {short(args.run_dir)}",
+        flush=True,
+    )
+    if not train_all(several, args.run_dir):
+        return STOPPED
+    found = results.outcomes(several, args.run_dir)
+    best = settings[results.ranked(found)[0].setting]
+    print(f"the best, {shown(best)}, and the starting config with fresh seeds", flush=True)
+    unused = range(seeds.stop, seeds.stop + args.fresh_seeds)
+    both = configs_of(base, [{}, best])
+    again = [chunk_of(f"fresh{k}", both, [k], unused) for k in (0, 1)]
+    if not train_all(again, args.run_dir):
+        return STOPPED
+    fresh = results.outcomes(again, args.run_dir)
+    write_results(args.run_dir, base, ranges, settings, found, fresh)
+    return FINISHED
+
+
+def _settings(args: argparse.Namespace, ranges: Sequence[Range]) -> list[Setting]:
+    if not ranges:
+        raise RunError(
+            "there is nothing to search; give a range, such as --algo.learning_rate=log:1e-4:1e-2"
+        )
+    if args.agents % args.seeds:
+        near = max(1, round(args.agents / args.seeds)) * args.seeds
+        raise RunError(
+            f"--agents={args.agents} does not divide by --seeds={args.seeds}; try --agents={near}"
+        )
+    return space.draw(ranges, args.agents // args.seeds, args.draw, args.draw_seed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
