@@ -20,7 +20,7 @@ def get_config() -> Config:
         env="CoinrunEasy-v0",
         env_kwargs={"num_levels": 200, "start_level": 0},
         test_env_kwargs={"num_levels": 0},
-        network="impala_resnet",
+        network="nature",
         num_envs=64,
         rollout_length=16,
         total_steps=5_000_000,

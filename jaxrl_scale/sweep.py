@@ -57,10 +57,11 @@ def train_chunk(chunk: Chunk, folder: Path, position: str) -> int:
 
 def train_all(several: Sequence[Chunk], folder: Path) -> bool:
     """Train chunk after chunk; False where a signal stopped one, which is saved."""
-    return all(
-        train_chunk(chunk, folder, f"{k}/{len(several)}") != STOPPED
-        for k, chunk in enumerate(several, 1)
-    )
+    for k, chunk in enumerate(several, 1):
+        if train_chunk(chunk, folder, f"{k}/{len(several)}") == STOPPED:
+            print("the sweep has stopped; the same command goes on with it")
+            return False
+    return True
 
 
 # --- the folder -----------------------------------------------------------------------------
