@@ -7,10 +7,13 @@ The numbers are for two cores of a CPU, where 5 million steps of Coinrun take ab
 Nature CNN, and 64 environments with rollouts of 64 steps in eight gradient steps of 512 samples,
 three times. Everything else is as in openai/train-procgen, which made the published figures
 (https://arxiv.org/abs/1912.01588, appendix D) in 25 million steps with a larger network and larger
-batches. `--network=impala_resnet --rollout_length=256 --algo.minibatch_size=2048 --total_steps=25e6`
-is nearer to it: there, four processes had 64 environments each, and so four times the samples in
-each gradient step. On a CPU the ResNet takes ten times as long. The learning rate is constant, so
-that a longer run begins like a shorter one: `--resume RUN_DIR --total_steps=25e6` goes on.
+batches. Nearer to it, and ten times as slow on a CPU, are
+
+    --network=impala_resnet --rollout_length=256 --algo.minibatch_size=2048 --total_steps=25e6
+
+There, four processes had 64 environments each, and so four times the samples in each gradient step.
+The learning rate is constant, so that a longer run begins like a shorter one:
+`--resume RUN_DIR --total_steps=25e6` goes on.
 
 `eval_normalized` is the score on the 200 levels, `test_normalized` that on all levels that there
 are, of which nearly all are new.

@@ -28,7 +28,11 @@ def draw(
     count = len(ranges) + 1
     columns = min(3, count)
     rows = -(-count // columns)
-    figure = new_figure(4.2 * columns, 3.2 * rows)
+    figure = new_figure(4.2 * columns, 3.2 * rows + 0.4)
+    told = (
+        "A point is a setting and its line the 95 % interval over seeds; the large one is the best."
+    )
+    figure.suptitle(told, fontsize=9, color=SOFT, ha="left", x=0.02)
     axes = np.ravel(figure.subplots(rows, columns, squeeze=False))
     for ax, each in zip(axes, ranges, strict=False):
         _marginal(ax, each, settings, ranks)
@@ -53,8 +57,7 @@ def _marginal(ax: Axes, each: Range, settings: Sequence[Setting], ranks: Sequenc
     score: list[Any] = [one.iqm for one in known]
     ax.vlines(values, *np.array([one.ci95 for one in known]).T, color=COLORS[0], alpha=0.25)
     ax.scatter(values, score, s=12, color=COLORS[0], alpha=0.8)
-    ax.scatter(values[:1], score[:1], s=60, color=COLORS[1], zorder=3, label="best")
-    ax.legend(fontsize=8, frameon=False, labelcolor=SOFT)
+    ax.scatter(values[:1], score[:1], s=60, color=COLORS[1], zorder=3)
     dress(ax, each.option, "", "return, IQM over seeds")
 
 
