@@ -263,7 +263,7 @@ def test_training_acts_with_the_oldest_and_evaluation_with_the_newest_weights(na
 
 @lagging
 def test_the_acting_parameters_are_those_of_so_many_iterations_ago(name):
-    runner = runner_of(algorithms.everything(name, rollout_length=4))
+    runner = single(name)
     assert runner.config.algo.lag == 2
     states = [runner.fetch(runner.init()), *(steps(runner, k)[0] for k in range(1, 9))]
     actors = [runner.algo.actor(state.shared.algo, k) for k, state in enumerate(states)]

@@ -198,7 +198,7 @@ def _counting(monkeypatch):
     """`train` builds a counter instead of a runner."""
 
     class Runner(Counter):
-        def __init__(self, config, env, placement):
+        def __init__(self, config, env, placement, agents):
             super().__init__(config)
 
         def check_memory(self):

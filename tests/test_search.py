@@ -161,17 +161,19 @@ def test_a_config_is_written_as_a_file_that_is_read_back(path, tmp_path):
 
 # --- for real -------------------------------------------------------------------------------
 
-TINY = {k: v for k, v in SMALL.items() if k not in ("eval_every", "devices")}
-TINY |= {"iterations": 6, "eval_episodes": 4, "log_every": 2, "checkpoint_every": 1}
+ELSE = ("eval_every", "devices", "algo.minibatch_size", "algo.epochs")
+TINY = {k: v for k, v in SMALL.items() if k not in ELSE}
+TINY |= {"algo": "a2c", "iterations": 6, "eval_episodes": 4, "log_every": 2, "checkpoint_every": 1}
 RANGES = {"algo.learning_rate": "log:1e-3:1e-1", "algo.gamma": "0.9,0.99"}
 
 
 @pytest.fixture(scope="module")
 def command(world):
-    """A sweep of four settings with two seeds, in two programs of two settings each."""
+    """A sweep of four settings with two seeds, in two programs of two settings each, for A2C, which
+    compiles fastest."""
 
     def arguments(folder, **changes):
-        own = {"agents": 8, "seeds": 2, "chunk": 5, "fresh_seeds": 2, "run_dir": folder}
+        own = {"agents": 8, "seeds": 2, "chunk": 5, "fresh_seeds": 4, "run_dir": folder}
         own |= {"compilation_cache": world.cache}
         return options(TINY | RANGES | own | changes)
 
