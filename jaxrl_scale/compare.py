@@ -41,9 +41,8 @@ from jaxrl_scale.errors import (
 from jaxrl_scale.figures.plot_style import COLORS, LINES
 from jaxrl_scale.figures.report_plots import Drawn
 from jaxrl_scale.records import runs, statistics
-from jaxrl_scale.records.run_directory import io_errors, plain, short, write_atomically
+from jaxrl_scale.records.run_directory import plain, replace_file, short, write_json
 from jaxrl_scale.records.runs import PastRun, finished
-from jaxrl_scale.records.study import write_json
 from jaxrl_scale.report import Cell
 
 # --- what to run ----------------------------------------------------------------------------
@@ -180,8 +179,7 @@ def write_results(folder: Path) -> None:
         for one in shown
     ]
     write_json(folder / "compare.json", told)
-    with io_errors(folder / "compare.md"):
-        write_atomically(folder / "compare.md", "\n".join([*text, ""]).encode())
+    replace_file(folder / "compare.md", "\n".join([*text, ""]).encode())
     print("\n".join(text))
     print(f"wrote {short(folder / 'compare.md')}\nwrote {short(folder / 'compare.json')}")
     report.write(shown, folder / "compare.html", 0, overall)

@@ -45,7 +45,7 @@ from jaxrl_scale.errors import (
 )
 from jaxrl_scale.options import largest_divisor
 from jaxrl_scale.parallel.machine import free_port, visible_cores, visible_gpus
-from jaxrl_scale.records.run_directory import io_errors, short, write_atomically
+from jaxrl_scale.records.run_directory import io_errors, replace_file, short, write_json
 from jaxrl_scale.records.runs import finished, last_error, read_trace
 from jaxrl_scale.records.study import (
     Point,
@@ -54,7 +54,6 @@ from jaxrl_scale.records.study import (
     curves,
     prepare,
     read_study,
-    write_json,
 )
 from jaxrl_scale.records.terminal import compact, duration, number
 
@@ -255,8 +254,7 @@ def write_results(folder: Path, worst: float | None = None) -> None:
         "scaling.png": scaling_plots.plot(study, compared, learning),
     }
     for name, data in files.items():
-        with io_errors(folder / name):
-            write_atomically(folder / name, data)
+        replace_file(folder / name, data)
     print(files["scaling.md"].decode())
     for name in ("scaling.md", "scaling.json", "scaling.png"):
         print(f"wrote {short(folder / name)}")

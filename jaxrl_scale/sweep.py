@@ -8,13 +8,14 @@ config, and becomes a config file.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
+
+import numpy as np
 
 from jaxrl_scale import commands
 from jaxrl_scale.config import Config, Launch, command_line, files
@@ -29,36 +30,49 @@ from jaxrl_scale.errors import (
 )
 from jaxrl_scale.parallel.cluster import find
 from jaxrl_scale.records import statistics
-from jaxrl_scale.records.run_directory import io_errors, plain, short
+from jaxrl_scale.records.run_directory import io_errors, plain, replace_file, short, write_json
 from jaxrl_scale.records.runs import finished, read_object
-from jaxrl_scale.records.study import write_json
 from jaxrl_scale.records.terminal import number
-from jaxrl_scale.search import results, space
-from jaxrl_scale.search.plan import MOST, Chunk, chunk_of, configs_of, divide, shown
-from jaxrl_scale.search.results import Outcome
+from jaxrl_scale.search import results, rungs, space
+from jaxrl_scale.search.plan import MOST, Chunk, Plan, configs_of, shown
+from jaxrl_scale.search.results import Outcome, Ranked
+from jaxrl_scale.search.schedulers import (
+    Start,
+    Trained,
+    train_history,
+    train_population,
+    train_rungs,
+)
 from jaxrl_scale.search.space import Range, Setting
 from jaxrl_scale.train import train
 
 # --- training -------------------------------------------------------------------------------
 
 
-def train_chunk(chunk: Chunk, folder: Path, position: str) -> int:
-    """Begin or resume a chunk that has not come to its end. Returns the trainer's exit status."""
+def train_chunk(chunk: Chunk, folder: Path, position: str, start: Start | None = None) -> bool:
+    """Begin or resume a chunk that has not come as far as it should. False where a signal stopped
+    it."""
     path = folder / chunk.name
     count = len(chunk.settings)
     print(f"[{position}] {count} agent{'s' * (count > 1)}", flush=True)
-    if finished(path):
+    if finished(path, chunk.until):
         print("trained before", flush=True)
-        return FINISHED
-    config = chunk.config.replace(run_dir=str(path))
-    resume = path if (path / "config.json").exists() else None
-    return train(config, name=chunk.name, resume=resume, agents=chunk.agents).exit_status
+        return True
+    train(
+        chunk.config.replace(run_dir=str(path)),
+        name=chunk.name,
+        resume=path if (path / "config.json").exists() else None,
+        agents=chunk.agents,
+        start=start and start(chunk),
+        until=chunk.until,
+    )
+    return finished(path, chunk.until)
 
 
-def train_all(several: Sequence[Chunk], folder: Path) -> bool:
+def train_all(several: Sequence[Chunk], folder: Path, start: Start | None = None) -> bool:
     """Train chunk after chunk; False where a signal stopped one, which is saved."""
     for k, chunk in enumerate(several, 1):
-        if train_chunk(chunk, folder, f"{k}/{len(several)}") == STOPPED:
+        if not train_chunk(chunk, folder, f"{k}/{len(several)}", start):
             print("the sweep has stopped; the same command goes on with it")
             return False
     return True
@@ -79,7 +93,7 @@ def begin(folder: Path, sweep: dict[str, Any], divided: Callable[[], list[list[i
       What trains side by side. Raises a `RunError` where the folder holds another sweep.
     """
     path = folder / "sweep.json"
-    before, told = read_object(path), json.loads(json.dumps(plain(sweep)))
+    before, told = read_object(path), plain(sweep)
     for name in told if before else ():
         if before.get(name) != told[name]:
             raise RunError(
@@ -99,14 +113,21 @@ def write_results(
     folder: Path,
     base: Config,
     ranges: Sequence[Range],
-    settings: Sequence[Setting],
-    found: Sequence[Outcome],
+    trained: Trained,
+    ranks: Sequence[Ranked],
     fresh: Sequence[Outcome],
+    every: int = 0,
 ) -> None:
-    """The tables, the picture and the winner's config; prints what a person wants to know."""
+    """The tables, the picture and the winner's config; prints what a person wants to know.
+
+    Args:
+      fresh: of the starting config, setting 0, and of the best, 1.
+      every: iterations between the changes of a population.
+    """
     from jaxrl_scale.search import plots
 
-    ranks = results.ranked(found)
+    found, settings, histories = trained
+    history = histories[ranks[0].setting]
     best, (start, winner) = settings[ranks[0].setting], _compared(fresh)
     told = statistics.difference(winner, start)
     gained, ci95 = told["difference"], told["difference_ci95"]
@@ -119,20 +140,29 @@ def write_results(
         verdict = f"the difference is {number(gained)} (95 % interval {low} to {high}): it {holds}"
     ours, theirs = (number(statistics.score(x)) for x in (winner, start))
     lines = [
-        f"The best of {len(settings)} settings: {shown(best)}",
-        f"Its return in the sweep: {number(ranks[0].iqm)} (IQM over {len(ranks[0].scores)} seeds).",
+        f"The best of {len(settings)} settings: {shown(best)}"
+        + (
+            f" at the end; before, it changed every {every} iterations as schedule.csv says, and "
+            "so it did on fresh seeds."
+            if every
+            else ""
+        ),
+        f"Its return in the sweep: {number(ranks[0].iqm)} (IQM over {len(ranks[0].scores)} "
+        f"seed{'s' * (len(ranks[0].scores) > 1)}).",
         f"On {count} fresh seeds: {ours}, and {theirs} with the starting config; {verdict}.",
     ]
     text = "\n\n".join(["Found by a sweep of jaxrl_scale.", *lines])
     config = command_line.with_options(base, best).replace(run_dir=None)
+    schedule = {"schedule.csv": results.schedule_table(history, every)} if every else {}
     for name, data in {
+        **schedule,
         "agents.csv": results.agents_table(found, settings),
         "settings.csv": results.settings_table(ranks, settings),
         "curves.csv": results.curves_table(found),
         "sweep.png": plots.draw(ranges, settings, ranks, fresh),
         "best.py": files.to_python(config, text).encode(),
     }.items():
-        results.write(folder / name, data)
+        replace_file(folder / name, data)
         print(f"wrote {short(folder / name)}")
     print("\n".join(lines))
 
@@ -140,8 +170,6 @@ def write_results(
 def _compared(fresh: Sequence[Outcome]) -> list[Any]:
     """The scores on fresh seeds of the starting config and of the best setting; none where an agent
     failed."""
-    import numpy as np
-
     both = [[one.score for one in fresh if one.setting == k] for k in (0, 1)]
     return [np.array([] if None in scores else scores, np.float64) for scores in both]
 
@@ -155,11 +183,19 @@ Search for good options. Ranges stand where values would:
     --algo.learning_rate=log:1e-4:1e-2 --algo.gae_lambda=uniform:0.8:1 \\
     --algo.entropy_coef=0,0.003,0.01 --total_steps=200_000 --run_dir=runs/search
 
+With --rungs=2 all settings are trained for a ninth of the run, the best third of them for a third
+of it, and the best third of those to the end (successive halving; --factor=3 is the third).
+
+With --perturb_every=20 --seeds=1 the worst quarter of the agents goes on every 20 iterations from
+copies of the best quarter, whose settings are changed a little (population-based training).
+schedule.csv has the settings of the best agent from round to round, which fresh seeds go through.
+
 All other options are those of python -m jaxrl_scale.train. Agents that differ only in numbers train
 side by side in one program; whatever changes shapes or code is a program of its own. The folder
 then holds agents.csv, settings.csv (the best first), curves.csv, sweep.png, and best.py, the
 config of the best setting, which was trained again beside the starting config, with fresh seeds.
-The same command continues what was interrupted.
+Of a population, best.py has what the best agent ended with. The same command continues what was
+interrupted.
 """
 
 
@@ -180,13 +216,23 @@ def _parser() -> commands.Parser:
     add("seeds", "N", "seeds of each setting, the config's first [4]", type=whole(), default=4)
     parser.add_argument(
         "--draw",
-        choices=("sobol", "random", "grid"),
+        choices=get_args(space.Draws),
         default="sobol",
         help="how settings are drawn: evenly (Sobol points), at random, or all combinations of "
         "choices, whatever --agents says [sobol]",
     )
     add("draw_seed", "N", "seed of the draws [0]", type=whole(0), default=0)
     add("fresh_seeds", "N", "seeds on which the best is tried again [16]", type=whole(), default=16)
+    rung = (
+        "how often settings are compared and only the best of them go on (successive halving) [0]"
+    )
+    add("rungs", "N", rung, type=whole(0), default=0)
+    factor = "one setting in N goes on, and comparisons are at 1/N of the run, 1/N^2, ... [3]"
+    add("factor", "N", factor, type=whole(2), default=3)
+    perturb = (
+        "iterations after which agents copy better ones (population-based training) [0: never]"
+    )
+    add("perturb_every", "N", perturb, type=whole(0), default=0)
     most = f"agents that train side by side [as many as fit into the memory, at most {MOST}]"
     add("chunk", "N", most, type=whole(), default=None)
     task = "only train chunk K, from 0: for an array of jobs; the command without it does the rest"
@@ -207,33 +253,71 @@ def _command(argv: list[str]) -> int:
     base, ranges = space.split(rest)
     settings = _settings(args, ranges)
     configs = configs_of(base, settings)
+    stops = [rungs.iterations(each, args.rungs, args.factor) for each in configs]
     seeds = range(base.seed, base.seed + args.seeds)
+    plan = Plan(configs, stops, seeds, args.chunk)
     sweep = {"config": files.to_json(base), "settings": settings, "seeds": list(seeds)}
-    divided = begin(args.run_dir, sweep, lambda: divide(configs, len(seeds), args.chunk))
-    several = [chunk_of(f"chunk{k}", configs, part, seeds) for k, part in enumerate(divided)]
+    sweep |= {name: getattr(args, name) for name in ("rungs", "factor", "perturb_every")}
+    parts = begin(args.run_dir, sweep, lambda: _divided(args, plan))
     if args.task is not None:
-        if args.task >= len(several):
-            raise RunError(f"--task={args.task} should be below {len(several)}, the chunks")
-        position = f"chunk {args.task} of {len(several)}"
-        return train_chunk(several[args.task], args.run_dir, position)
+        if args.task >= len(parts):
+            raise RunError(f"--task={args.task} should be below {len(parts)}, the chunks")
+        position = f"chunk {args.task} of {len(parts)}"
+        done = train_chunk(plan.chunks(0, parts)[args.task], args.run_dir, position)
+        return FINISHED if done else STOPPED
     print(
-        f"{len(settings)} settings with {args.seeds} seeds each, {len(several)} "
-        f"chunk{'s' * (len(several) > 1)}; in {short(args.run_dir)}",
+        f"{len(settings)} settings with {args.seeds} seed{'s' * (args.seeds > 1)} each, "
+        f"{len(parts)} chunk{'s' * (len(parts) > 1)}; in {short(args.run_dir)}",
         flush=True,
     )
-    if not train_all(several, args.run_dir):
+    if args.perturb_every:
+        every, seed = args.perturb_every, args.draw_seed
+        trained = train_population(base, ranges, settings, args.run_dir, every, seed, train_all)
+    else:
+        trained = train_rungs(plan, settings, args.run_dir, parts, args.factor, train_all)
+    if trained is None:
         return STOPPED
-    found = results.outcomes(several, args.run_dir)
-    best = settings[results.ranked(found)[0].setting]
-    print(f"the best, {shown(best)}, and the starting config with fresh seeds", flush=True)
-    unused = range(seeds.stop, seeds.stop + args.fresh_seeds)
-    both = configs_of(base, [{}, best])
-    again = [chunk_of(f"fresh{k}", both, [k], unused) for k in (0, 1)]
-    if not train_all(again, args.run_dir):
+    ranks = results.ranked(trained.found)
+    best = ranks[0].setting
+    print(f"the best, {shown(trained.settings[best])}, and the starting config with fresh seeds")
+    fresh = _on_fresh_seeds(args, base, trained, best)
+    if fresh is None:
         return STOPPED
-    fresh = results.outcomes(again, args.run_dir)
-    write_results(args.run_dir, base, ranges, settings, found, fresh)
+    write_results(args.run_dir, base, ranges, trained, ranks, fresh, args.perturb_every)
     return FINISHED
+
+
+def _on_fresh_seeds(
+    args: argparse.Namespace, base: Config, trained: Trained, best: int
+) -> list[Outcome] | None:
+    """The outcomes of the starting config, setting 0, and of the best, 1, with seeds that nothing
+    was trained with; None where a signal stopped an agent."""
+    first = max(one.seed for one in trained.found) + 1
+    unused = range(first, first + args.fresh_seeds)
+    fresh: list[Outcome] = []
+    histories: list[list[Setting]] = [[{}], trained.histories[best]]
+    for k, (name, history) in enumerate(
+        zip(("the starting config", "the best"), histories, strict=True)
+    ):
+        print(f"fresh seeds, {name}", flush=True)
+        found = train_history(
+            base, history, args.perturb_every, f"fresh{k}", unused, args.run_dir, train_all
+        )
+        if found is None:
+            return None
+        fresh += [one._replace(setting=k) for one in found]
+    return fresh
+
+
+def _divided(args: argparse.Namespace, plan: Plan) -> list[list[int]]:
+    """Which settings train side by side on the first rung; a population does so as a whole."""
+    parts = plan.divide(range(len(plan.configs)))
+    if args.perturb_every and len(parts) > 1:
+        raise RunError(
+            f"a population is one program, and this one would be {len(parts)}: only numbers may "
+            f"vary, and the {len(plan.configs)} agents have to fit into the memory and into --chunk"
+        )
+    return parts
 
 
 def _settings(args: argparse.Namespace, ranges: Sequence[Range]) -> list[Setting]:
@@ -241,6 +325,8 @@ def _settings(args: argparse.Namespace, ranges: Sequence[Range]) -> list[Setting
         raise RunError(
             "there is nothing to search; give a range, such as --algo.learning_rate=log:1e-4:1e-2"
         )
+    if args.perturb_every and (args.seeds > 1 or args.rungs or args.task is not None):
+        raise RunError("--perturb_every takes --seeds=1, and neither --rungs nor --task")
     if args.agents % args.seeds:
         near = max(1, round(args.agents / args.seeds)) * args.seeds
         raise RunError(

@@ -15,18 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_scale import commands, envs
-from jaxrl_scale.config import Config, Launch, check, check_algo, command_line, files
-from jaxrl_scale.errors import FINISHED, RunError
+from jaxrl_scale.config import Config, Launch, command_line, files
+from jaxrl_scale.errors import FINISHED
 from jaxrl_scale.loop import protocol
 from jaxrl_scale.loop.agent import Agent, load
 from jaxrl_scale.loop.make import make_runner
-from jaxrl_scale.loop.prepare import compiled_meanwhile, jax_settings_restored
+from jaxrl_scale.loop.prepare import checked, compiled_meanwhile, jax_settings_restored, settings
 from jaxrl_scale.loop.state import Agents
 from jaxrl_scale.loop.stop import StopRequest
 from jaxrl_scale.parallel import backend
 from jaxrl_scale.parallel.cluster import find
 from jaxrl_scale.parallel.hosts import Hosts, join
-from jaxrl_scale.records import provenance, run_directory
+from jaxrl_scale.records import run_directory
 from jaxrl_scale.records.checkpoint import Checkpoints
 from jaxrl_scale.records.log import STATUSES, Log
 from jaxrl_scale.records.progress import Clock
@@ -60,6 +60,8 @@ def train(
     process_start: float | None = None,
     launch: Launch = Launch(),  # noqa: B008  frozen
     agents: Agents | None = None,
+    start: tuple[int, Any] | None = None,
+    until: int | None = None,
 ) -> Run:
     """Train one config to its end, or until a signal stops it.
 
@@ -73,23 +75,26 @@ def train(
       launch: how this process finds the others of the run, where there are any.
       agents: seeds and options of the agents, where they differ in more than consecutive seeds.
         They are no part of the config, so that whoever resumes the run has to give them again.
+      start: an iteration and the state after it, as a checkpoint holds it, from which a new run
+        goes on; default: the beginning.
+      until: the iteration after which the run stops, saved, as if by a signal; default: the last.
 
     Raises:
       RunError: in one line, for whatever the user can mend. In a run of several processes all
         end at once instead, with the error's status.
     """
-    config = _checked(config, resume)
+    config = checked(config, resume)
     clock = Clock(process_start or time.time(), config.target_return)
     hosts = join(find(launch, os.environ), launch)
     with hosts.end_together(), jax_settings_restored():
-        hosts.check_alike(_settings(config, resume))
+        hosts.check_alike(settings(config, resume))
         run = _finished(config, resume, hosts)
         if run is None:
             placement = backend.initialize(config, hosts)  # before the environment runs
             env = envs.make(config.env, **config.env_kwargs)
             runner = make_runner(config, env, placement, agents)
             runner.check_memory()
-            run = loop(config, runner, hosts, clock, name, resume)
+            run = loop(config, runner, hosts, clock, name, resume, start, until)
         hosts.close()
         return run
 
@@ -101,13 +106,15 @@ def loop(
     clock: Clock,
     name: str = "run",
     resume: str | Path | None = None,
+    start: tuple[int, Any] | None = None,
+    until: int | None = None,
 ) -> Run:
     """Step, log, evaluate and save until the last iteration, or until a signal stops the run.
 
     Whatever is decided here depends on the iteration, never on a clock: processes that took
     different branches would wait for each other for ever.
     """
-    last = config.num_iterations
+    last = min(until or config.num_iterations, config.num_iterations)
     with (
         closing(runner),
         run_directory.entered(config, name, resume, hosts) as directory,
@@ -120,12 +127,12 @@ def loop(
     ):
         checkpoints.warm_up()
         found = checkpoints.restore(runner.abstract_state(), log.say) if resume else None
-        iteration, saved_state, counts = found or (0, None, None)
+        iteration, saved_state, counts = found or (*(start or (0, None)), None)
         log.restore(iteration, counts)
         log.start(runner.describe(), runner.facts(), bool(resume), [checkpoints.warning])
         wait_for_compiler()
         log.compiled()
-        state = runner.place(saved_state, log.say) if found else runner.init()
+        state = runner.place(saved_state, log.say) if saved_state is not None else runner.init()
 
         def due(every: int) -> bool:
             return every > 0 and (iteration % every == 0 or iteration == last)
@@ -151,7 +158,7 @@ def loop(
 
         if log.all_failed:
             status = "failed"
-        elif iteration < last:
+        elif iteration < config.num_iterations:
             status = "stopped"
             save()
         else:
@@ -160,35 +167,11 @@ def loop(
                 log.phase("evaluating")
                 log.evaluated(runner.evaluate(state))
         checkpoints.wait()
-        by = stop.requested or "a signal to another process"
+        by = stop.requested or ("a signal to another process" if stopping else "")
         summary = log.finish(status, runner.memory(), stopped_by=by)
         # No process leaves before all have ended well. Only process 0 has the whole summary.
         summary = hosts.gather("summary", run_directory.plain(summary))[0]
     return Run(directory.path, config, summary, STATUSES[summary["status"]])
-
-
-def _checked(config: Config | None, resume: str | Path | None) -> Config:
-    """The config to train. That of a run which is resumed may not change its result."""
-    if resume is not None:
-        started = files.read_json(Path(resume) / "config.json")
-        config = started if config is None else config
-        check_algo(config.algo)
-        as_stored = files.from_json(run_directory.plain(files.to_json(config)))
-        command_line.check_resume(started, files.flatten(as_stored), dashes="")
-    if config is None:
-        raise RunError("train() needs a config, or resume=RUN_DIR")
-    check(config)
-    return config
-
-
-def _settings(config: Config, resume: str | Path | None) -> dict[str, str]:
-    """What has to be the same in all processes of a run."""
-    versions = provenance.versions()
-    return {
-        **{option: str(value) for option, value in files.flatten(config).items()},
-        "resume": str(resume),
-        **{package: versions.get(package, "") for package in ("jax", "jaxrl_scale")},
-    }
 
 
 def _finished(config: Config, resume: str | Path | None, hosts: Hosts) -> Run | None:

@@ -10,6 +10,9 @@ import pytest
 import running
 from processes import World
 
+from jaxrl_scale.parallel.placement import Placement
+
+os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"  # before the first device is used
 jax.config.update("jax_num_cpu_devices", 8)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 
@@ -64,16 +67,40 @@ QUICKLY = {
 }
 """Modules that hold equations against slow twins, within rounding: there, XLA takes longer to
 optimise a program than the program takes to run. Where the bits of two programs are compared, both
-are optimised as a user's are."""
+are compiled as a user's are."""
+
+
+def compiling(quickly):
+    """Compile quickly, or the programs of a run as a user's are, until the next call.
+
+    Without its fusion emitters XLA compiles in two thirds of the time. A flag, which cannot change
+    while a process runs, switches them off, so that a user's program has to switch them on again.
+    """
+    jax.config.update("jax_disable_most_optimizations", quickly)
+    extra = {} if quickly else running.AS_USERS
+    Placement.compiler_options = property(lambda self: OPTIONS.fget(self) | extra)
+
+
+OPTIONS = Placement.compiler_options
 
 
 @pytest.fixture(autouse=True, scope="module")
 def compile_quickly(request):
     """Leave out most of XLA's optimisation in the modules of `QUICKLY`."""
-    quickly = request.module.__name__ in QUICKLY
-    jax.config.update("jax_disable_most_optimizations", quickly)
+    compiling(request.module.__name__ in QUICKLY)
     yield
-    jax.config.update("jax_disable_most_optimizations", False)
+    compiling(False)
+
+
+@pytest.fixture(autouse=True)
+def compile_one_quickly(request):
+    """And in tests with the mark ``quickly``."""
+    if not request.node.get_closest_marker("quickly"):
+        yield
+        return
+    compiling(True)
+    yield
+    compiling(request.module.__name__ in QUICKLY)
 
 
 @pytest.fixture(scope="module")

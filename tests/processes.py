@@ -28,6 +28,10 @@ TESTS = Path(__file__).parent
 REPOSITORY = TESTS.parent
 PATIENCE = 300  # seconds; the machine may be busy with other things
 
+QUICKLY = {"XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"}
+"""The environment of a process that compiles what nothing else does, and of which no bits are
+compared: XLA leaves most of its optimisation out."""
+
 # One small program for most tests: XLA compiles it once for each number of devices.
 SMALL = {
     "env": "CartPole-v1",

@@ -12,6 +12,9 @@ from jaxrl_scale.loop.make import make_runner
 from jaxrl_scale.options import traced
 from jaxrl_scale.parallel import backend
 
+AS_USERS = {"xla_cpu_use_fusion_emitters": True}
+"""Compiler options by which a program is compiled as a user's is: see conftest.py."""
+
 
 def small(algo=None, **changes):
     """A config that compiles and runs in seconds."""

@@ -22,6 +22,7 @@ from jaxrl_scale.types import Discrete, EnvSpec
 every_algorithm = pytest.mark.parametrize("name", algorithms.NAMES)
 
 
+@pytest.mark.quickly
 @every_algorithm
 def test_the_values_and_the_policy_of_the_probe_environments_are_learned(name):
     config = algorithms.probing(name)

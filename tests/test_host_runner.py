@@ -117,6 +117,7 @@ def test_an_agent_with_a_memory_among_others_is_the_single_run_of_its_seed():
     assert differing(single, jax.tree.map(lambda x: x[2:], several)) == []
 
 
+@pytest.mark.quickly
 @pytest.mark.parametrize("name", algorithms.NAMES)
 def test_every_algorithm_learns_in_environments_on_the_host(name):
     config = algorithms.everything(name, env=NAME, num_shards=4, iterations=2, restart_every=1)

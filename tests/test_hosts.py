@@ -28,8 +28,9 @@ from processes import (
     summary,
     well,
 )
+from threads import CONFIGS, IMAGES
 
-from jaxrl_scale.config import Launch
+from jaxrl_scale.config import Launch, files
 from jaxrl_scale.config.command_line import load_launch
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.parallel import cluster, handshake, hosts, machine, secret
@@ -372,7 +373,7 @@ def test_a_process_alone_gathers_its_own_value():
 
 LINKED = """
 import asyncio, sys, time
-from jaxrl_scale.config import Launch
+from jaxrl_scale.config import Launch, files
 from jaxrl_scale.parallel import hosts
 from jaxrl_scale.parallel.cluster import Cluster
 k, number, port = map(int, sys.argv[1:])
@@ -726,6 +727,20 @@ def test_processes_change_no_bit(world, reference, path, number, devices):
     assert f"{number} processes of {devices} cpu device" in done[0].out
     assert all(done[k].out == "" for k in range(1, number))  # process 0 alone writes
     assert_same_run(path, reference)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["batch", "mlp", "cnn", "gru", "dqn", "nature"])
+def test_large_products_on_four_processes_change_no_bit(world, path, name):
+    """XLA would share these among the threads of a process, of which four processes have others
+    than one has. What is trained is in threads.py."""
+    config = world.folder / f"{name}.py"
+    whole = (CONFIGS | IMAGES)[name].replace(num_shards=4, devices=1)
+    config.write_text(files.to_python(whole, "Large products."))
+    well(world.run("--config", config, "--run_dir", path))
+    together = path.with_name(f"{name}_together")
+    all_well(world.run_ranks(4, "--config", config, "--run_dir", together))
+    assert_same_run(together, path)
 
 
 def test_whole_seeds_on_processes_change_no_bit(world, path):

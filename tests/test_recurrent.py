@@ -157,6 +157,7 @@ def assert_near(one, other):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), one, other)
 
 
+@pytest.mark.quickly
 def test_two_episodes_in_one_rollout_teach_what_they_teach_apart():
     together, apart = two_episodes(np.random.default_rng(1))
     one, _, metrics = updated(together)
@@ -173,6 +174,7 @@ def test_two_episodes_in_one_rollout_teach_what_they_teach_apart():
     assert_near(other.params, updated(apart, exact=False)[0].params)
 
 
+@pytest.mark.quickly
 def test_acting_empties_the_memory_where_an_episode_begins():
     rng = np.random.default_rng(3)
     _, params = random_network(rng, (6, 16))
@@ -230,6 +232,7 @@ def test_a_memory_solves_what_needs_memory(remembering):
     assert play(runner.algo.actor(final.shared.algo, ITERATIONS), runner.agents.seeds).mean() == 1.0
 
 
+@pytest.mark.quickly
 def test_without_a_memory_it_is_not_solved():
     _, history = run(recurrent({"recurrent": False}, iterations=ITERATIONS), probes.Memory())
     assert abs(mean_return(history[-20:])) < 0.1

@@ -1,6 +1,7 @@
 """The search for good options: what is drawn, what trains together, what is found."""
 
 import csv
+import dataclasses
 import itertools
 import json
 import math
@@ -11,13 +12,17 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from processes import PATIENCE, SMALL, options, state, summary, well
+from processes import PATIENCE, SMALL, assert_same_bits, options, state, summary, well
+from running import differing, runner_of, steps
 
 from jaxrl_scale import sweep
 from jaxrl_scale.algos import ppo
 from jaxrl_scale.config import Config, check, files
-from jaxrl_scale.search import plan, results, space
+from jaxrl_scale.errors import RunError
+from jaxrl_scale.records.checkpoint import restore
+from jaxrl_scale.search import plan, population, results, rungs, space
 from jaxrl_scale.search.results import Outcome
+from jaxrl_scale.search.schedulers import Trained
 from jaxrl_scale.search.space import Range
 
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.py"))
@@ -103,6 +108,9 @@ def test_what_differs_in_numbers_is_one_program_and_all_else_another():
     )
     np.testing.assert_allclose(chunk.agents.options.learning_rate, [1e-3] * 4 + [1e-2] * 2)
     assert (chunk.config.num_seeds, chunk.config.hidden_sizes) == (6, (8,))
+    assert chunk.config.seed == 5
+    assert population.seeded(chunk).agents.seeds.tolist() == [5, 6, 7, 8, 9, 10]
+    assert population.seeded(chunk).agents.seeds.dtype == np.uint32
     check(chunk.config)
 
 
@@ -111,15 +119,78 @@ def test_what_differs_in_numbers_is_one_program_and_all_else_another():
 
 def test_settings_are_ranked_by_their_agents_and_those_that_failed_come_last():
     scores = {0: (1.0, 2.0), 1: (5.0, 6.0), 2: (9.0, None), 3: (None, None), 4: (8.0, -8.0)}
+    scores |= {6: (0.0, 1.0), 7: (1.0, 1.0)}  # which went on when the others were stopped
     found = [
-        Outcome(setting, seed, score, [], "chunk0", 0)
+        Outcome(setting, seed, int(setting > 5), score, [], "chunk0", 0)
         for setting, both in scores.items()
         for seed, score in enumerate(both)
     ]
     ranks = results.ranked(found)
-    assert [one.setting for one in ranks] == [1, 0, 4, 2, 3]
-    assert [one.failed for one in ranks] == [0, 0, 0, 1, 2]
-    assert [one.iqm for one in ranks] == [5.5, 1.5, 0.0, 9.0, None]
+    assert [one.setting for one in ranks] == [7, 6, 1, 0, 4, 2, 3]
+    assert [one.failed for one in ranks] == [0, 0, 0, 0, 0, 1, 2]
+    assert [one.iqm for one in ranks] == [1, 0.5, 5.5, 1.5, 0.0, 9.0, None]
+
+
+def test_the_best_settings_go_on_and_those_that_failed_never_do():
+    scores = [(2.0, 2.0), (5.0, 5.0), (9.0, None), (4.0, 4.0), (1.0, 1.0), (3.0, 3.0), (0.0, 0.0)]
+    found = [
+        Outcome(setting, seed, 0, score, [], "chunk0", 0)
+        for setting, both in enumerate(scores)
+        for seed, score in enumerate(both)
+    ]
+    assert rungs.surviving(found, 3) == [1, 3, 5]  # a third of seven, rounded up
+    assert rungs.surviving(found[4:], 2) == [3, 4, 5]
+    with pytest.raises(RunError, match="an agent of every setting has failed; smaller"):
+        rungs.surviving(found[4:6], 2)
+
+
+def test_rungs_by_hand():
+    config = Config(num_envs=64, rollout_length=32, iterations=100)
+    assert rungs.iterations(config, 0, 3) == [100]
+    assert rungs.iterations(config, 2, 3) == [11, 33, 100]
+    assert rungs.iterations(config, 6, 2) == [1, 3, 6, 12, 25, 50, 100]
+    with pytest.raises(
+        RunError, match="needs a run of at least 243 iterations, and this one has 100"
+    ):
+        rungs.iterations(config, 5, 3)
+
+
+def test_a_curve_goes_on_where_it_stopped():
+    first = [
+        Outcome(0, 7, 0, 2.0, [(10.0, 1.0), (20.0, 2.0)], "chunk0", 0),
+        Outcome(1, 7, 0, 1.0, [(10.0, 1.0), (20.0, 1.0)], "chunk0", 1),
+    ]
+    after = [Outcome(0, 7, 1, 5.0, [(10.0, 3.0), (30.0, 4.0)], "rung1-chunk0", 0)]
+    whole = results.going_on(results.going_on([], first), after)
+    curve = [(10.0, 1.0), (20.0, 2.0), (30.0, 3.0), (50.0, 4.0)]
+    assert whole == [after[0]._replace(curve=curve), first[1]]
+
+
+def test_what_a_stopped_agent_is_judged_by():
+    """The means of the last two of six rows, where there are numbers."""
+    nan = np.nan
+    returns = np.array([[0, 0, 0, 0, 1, 2], [9, 9, 9, 9, nan, 5], [nan] * 6, [7.0] * 6])
+    assert results.late(returns, failed=[3]) == [1.5, 5.0, -np.inf, None]
+
+
+def test_who_has_ended_no_episode_counts_as_the_worst_and_has_no_score_in_a_table():
+    none = -np.inf
+    scores = [(4.0, 1.0), (none, 9.0), (none, none), (2.0, None), (3.0, 3.0)]
+    found = [
+        Outcome(setting, seed, 0, score, [], "chunk0", 0)
+        for setting, both in enumerate(scores)
+        for seed, score in enumerate(both)
+    ]
+    ranks = results.ranked(found)
+    assert [(one.setting, one.iqm) for one in ranks] == [
+        *((1, 5.0), (4, 3.0), (0, 2.5), (2, None)),
+        (3, 2.0),
+    ]
+    assert ranks[3].ci95 == (None, None)
+    found.append(found[0]._replace(setting=0, seed=2, rung=1))
+    rows = results.agents_table(found, [{"x": k} for k in range(5)]).decode().splitlines()
+    assert rows[3] == "1,0,1,0.0,,,chunk0,0"
+    assert rows[4] == "1,1,1,0.0,9.0,,chunk0,0"
 
 
 @pytest.mark.parametrize(
@@ -135,13 +206,15 @@ def test_the_best_setting_is_judged_on_fresh_seeds(tmp_path, capsys, ours, said)
     ranges = [Range("algo.learning_rate", "log", (1e-4, 1e-2))]
     settings = [{"algo.learning_rate": rate} for rate in (1e-3, 2e-3)]
     curve = [(100.0, None), (200.0, 3.0)]
-    found = [Outcome(k, 0, float(k), curve, "chunk0", k) for k in (0, 1)]
+    found = [Outcome(k, 0, k, float(k), curve, "chunk0", k) for k in (0, 1)]
     fresh = [
-        Outcome(k, 1 + seed, score, curve, f"fresh{k}", seed)
+        Outcome(k, 1 + seed, 0, score, curve, f"fresh{k}", seed)
         for k, scores in enumerate(((0.1, 0.2, 0.3), ours))
         for seed, score in enumerate(scores)
     ]
-    sweep.write_results(tmp_path, base, ranges, settings, found, fresh)
+    ranks = results.ranked(found)
+    trained = Trained(found, settings, [[setting] for setting in settings])
+    sweep.write_results(tmp_path, base, ranges, trained, ranks, fresh)
     out = capsys.readouterr().out
     assert said in out
     assert "The best of 2 settings: --algo.learning_rate=0.002\n" in out
@@ -159,6 +232,63 @@ def test_a_config_is_written_as_a_file_that_is_read_back(path, tmp_path):
     assert files.read_file(again) == config
 
 
+# --- a population -----------------------------------------------------------------------------
+
+
+def test_the_worst_quarter_and_who_failed_go_on_from_the_best_quarter():
+    scores = [5.0, 1.0, 9.0, None, 4.0, 8.0, 2.0, 3.0]
+    rng = np.random.default_rng(0)
+    drawn = [population.exploited(scores, rng) for _ in range(50)]
+    for parents in drawn:
+        assert [k for k, parent in enumerate(parents) if parent != k] == [1, 3]
+    assert {tuple(parents[k] for k in (1, 3)) for parents in drawn} == {
+        (a, b) for a in (2, 5) for b in (2, 5)
+    }
+    many_failed = [None, None, None, 1.0, None, 2.0, 0.0, None]
+    assert population.exploited(many_failed, rng)[3:7:3] == [3, 6]
+    assert {population.exploited(many_failed, rng)[0] for _ in range(20)} == {3, 5}
+    assert population.exploited([None, None], rng) == [0, 1]
+
+
+def test_a_setting_changes_a_little_or_is_drawn_anew():
+    ranges = [
+        Range("rate", "log", (1e-4, 1e-1)),
+        Range("part", "uniform", (0.5, 1.0)),
+        Range("coef", "choices", (0, 1, 2, 3, 4)),
+    ]
+    setting, rng = {"rate": 1e-2, "part": 0.98, "coef": 1}, np.random.default_rng(0)
+    drawn = [population.explored(setting, ranges, rng) for _ in range(400)]
+    near = {"rate": (1e-2 * 1.2, 1e-2 / 1.2), "part": (0.93, 1.0), "coef": (0, 1, 2)}
+    for each in ranges:
+        found = [one[each.option] for one in drawn]
+        some = [sum(x == pytest.approx(y) for x in found) for y in near[each.option]]
+        assert min(some) > 400 * 0.75 / len(some) * 0.8
+        assert 0 < 400 - sum(some) < 400 * 0.25 * 1.3
+        assert set(found) <= set(each.values) or each.kind != "choices"
+        assert min(found) >= each.values[0]
+        assert max(found) <= each.values[-1]
+
+
+def test_a_population_finds_the_best_of_a_known_objective():
+    """The nearer to 1e-3, the better."""
+    ranges = [Range("rate", "log", (1e-6, 1.0))]
+    settings, rng = space.draw(ranges, 16, "sobol", 0), np.random.default_rng(0)
+
+    def distance(setting):
+        return abs(math.log10(setting["rate"]) + 3)
+
+    first = np.median([distance(setting) for setting in settings])
+    for _ in range(20):
+        parents = population.exploited([-distance(setting) for setting in settings], rng)
+        settings = [
+            settings[k] if parent == k else population.explored(settings[parent], ranges, rng)
+            for k, parent in enumerate(parents)
+        ]
+    assert first > 1.2
+    assert np.median([distance(setting) for setting in settings]) < 0.3
+    assert min(distance(setting) for setting in settings) < 0.05
+
+
 # --- for real -------------------------------------------------------------------------------
 
 ELSE = ("eval_every", "devices", "algo.minibatch_size", "algo.epochs")
@@ -169,11 +299,12 @@ RANGES = {"algo.learning_rate": "log:1e-3:1e-1", "algo.gamma": "0.9,0.99"}
 
 @pytest.fixture(scope="module")
 def command(world):
-    """A sweep of four settings with two seeds, in two programs of two settings each, for A2C, which
-    compiles fastest."""
+    """A sweep of four settings with two seeds, in two programs of two settings each, of which the
+    better half goes on after half of the run. For A2C, which compiles fastest."""
 
     def arguments(folder, **changes):
         own = {"agents": 8, "seeds": 2, "chunk": 5, "fresh_seeds": 4, "run_dir": folder}
+        own |= {"rungs": 1, "factor": 2}
         own |= {"compilation_cache": world.cache}
         return options(TINY | RANGES | own | changes)
 
@@ -192,11 +323,19 @@ def table(path):
 
 
 def test_an_agent_of_a_sweep_is_the_run_of_its_setting_and_seed(world, searched):
+    """Of one that went on after the rung, so that it was in two programs."""
     folder, done = searched
     agents = table(folder / "agents.csv")
     assert len(agents) == 8
-    assert {row["run"] for row in agents} == {"chunk0", "chunk1"}
-    row = next(row for row in agents if (row["setting"], row["seed"]) == ("3", "1"))
+    stopped, went_on = (
+        [row for row in agents if bool(row["eval_return"]) is x] for x in (False, True)
+    )
+    assert {row["run"] for row in went_on} == {"rung1-chunk0"}
+    assert {row["run"] for row in stopped} <= {"chunk0", "chunk1"}
+    steps = [{float(row["env_steps"]) for row in some} for some in (stopped, went_on)]
+    assert 0.9 * 3 * 256 < min(steps[0]) <= max(steps[0]) <= 3 * 256
+    assert 0.9 * 6 * 256 < min(steps[1]) <= max(steps[1]) <= 6 * 256
+    row = went_on[-1]
     own = {"seed": row["seed"], "compilation_cache": world.cache, "run_dir": world.folder / "one"}
     well(world.run(*options(TINY | {name: row[name] for name in RANGES} | own)))
     (_, single), (_, several) = state(world.folder / "one"), state(folder / row["run"])
@@ -210,33 +349,134 @@ def test_an_agent_of_a_sweep_is_the_run_of_its_setting_and_seed(world, searched)
         setting["algo.gamma"] for setting in settings
     ]
     curves = table(folder / "curves.csv")
-    assert len(curves) == 8 * 3
-    assert done.out.count(" is done\n") == 4  # two chunks, and both configs with fresh seeds
-    best = table(folder / "settings.csv")[0]
-    assert f"--algo.learning_rate={best['algo.learning_rate']} " in done.out
-    assert files.read_file(folder / "best.py").algo.gamma == float(best["algo.gamma"])
+    for some, points in ((stopped, 2), (went_on, 4)):  # at iterations 2 and 3, and 4 and 6
+        for row in some:
+            same = [x for x in curves if (x["setting"], x["seed"]) == (row["setting"], row["seed"])]
+            assert len(same) == points
+            assert same[-1]["env_steps"] == row["env_steps"]
+            assert [float(x["env_steps"]) for x in same] == sorted(
+                float(x["env_steps"]) for x in same
+            )
+    assert "rung 1 of 1: 2 of 4 settings go on\n" in done.out
+    assert done.out.count("saved at iteration 3 of 6\n") == 2
+    assert done.out.count(" is done\n") == 3  # those that went on, both configs with fresh seeds
+    ranks = table(folder / "settings.csv")
+    assert [row["rung"] for row in ranks] == ["1", "1", "0", "0"]
+    late = [np.mean([float(x["return"]) for x in at_rung(curves, row["setting"])]) for row in ranks]
+    assert min(late[:2]) >= max(late[2:])
+    assert f"--algo.learning_rate={ranks[0]['algo.learning_rate']} " in done.out
+    assert files.read_file(folder / "best.py").algo.gamma == float(ranks[0]["algo.gamma"])
     assert (folder / "fresh1" / "summary.json").exists()
 
 
+def at_rung(curves, setting):
+    """The rows of both seeds at the end of the first rung."""
+    own = [row for row in curves if row["setting"] == setting]
+    return [row for row in own if 700 < float(row["env_steps"]) <= 3 * 256]
+
+
+def killed_at(world, arguments, folder, run, iteration):
+    """A sweep that is killed as soon as one of its runs has a checkpoint."""
+    with world.start(*arguments, module="jaxrl_scale.sweep") as process:
+        limit = time.time() + PATIENCE
+        while not (folder / run / "checkpoints" / str(iteration)).exists():
+            assert time.time() < limit
+            assert process.poll() is None
+            time.sleep(0.002)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    assert not (folder / run / "summary.json").exists()
+
+
 def test_a_sweep_that_was_killed_goes_on_and_ends_with_the_same_tables(world, command, searched):
-    """A part of it was done by a task of its own, and another was killed at its first checkpoint.
-    The same command with another --chunk keeps to what trains side by side."""
+    """A part of it was done by a task of its own. It was killed at a checkpoint of the first rung,
+    and of the second. The same command with another --chunk keeps to what trains side by side."""
     folder = world.folder / "killed"
     well(world.run(*command(folder), "--task=1", module="jaxrl_scale.sweep"))
     first = (folder / "chunk1" / "summary.json").stat().st_mtime_ns
-    with world.start(*command(folder), module="jaxrl_scale.sweep") as process:
-        limit = time.time() + PATIENCE
-        while not list((folder / "chunk0" / "checkpoints").glob("[0-9]")):
-            assert time.time() < limit
-            assert process.poll() is None
-            time.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-    assert not (folder / "chunk0" / "summary.json").exists()
+    for run, iteration in (("chunk0", 1), ("rung1-chunk0", 4)):
+        killed_at(world, command(folder), folder, run, iteration)
     well(world.run(*command(folder, chunk=2), module="jaxrl_scale.sweep"))
     assert (folder / "chunk1" / "summary.json").stat().st_mtime_ns == first
     for name in ("agents.csv", "settings.csv", "curves.csv", "best.py"):
         assert (folder / name).read_bytes() == (searched[0] / name).read_bytes(), name
+
+
+POPULATION = {"agents": 4, "seeds": 1, "chunk": 4, "rungs": 0, "perturb_every": 2}
+"""The worst of four agents goes on from the best after two and after four of six iterations."""
+
+
+@pytest.fixture(scope="module")
+def population_folder(world, command):
+    """On one device, killed in the second of its three rounds."""
+    folder = world.folder / "population"
+    killed_at(world, command(folder, **POPULATION, devices=1), folder, "round1", 3)
+    well(world.run(*command(folder, **POPULATION, devices=1), module="jaxrl_scale.sweep"))
+    return folder
+
+
+@pytest.mark.slow
+def test_a_population_that_nothing_disturbs_is_the_same_on_two_devices(
+    world, command, population_folder, path
+):
+    well(world.run(*command(path, **POPULATION, devices=2), module="jaxrl_scale.sweep"))
+    for name in ("agents.csv", "settings.csv", "curves.csv", "round1.json", "round2.json"):
+        assert (path / name).read_bytes() == (population_folder / name).read_bytes(), name
+    for k in range(3):
+        (_, ours), (_, theirs) = state(path / f"round{k}"), state(population_folder / f"round{k}")
+        assert_same_bits(ours, theirs)
+
+
+def test_a_copy_goes_on_from_its_parent_with_its_own_seed_and_setting(population_folder):
+    """What each round should begin with, made by hand from the checkpoint of the round before, and
+    trained on two devices."""
+    folder = population_folder
+    agents = table(folder / "agents.csv")
+    assert [row["seed"] for row in agents] == list("0123")
+    for k in (1, 2):
+        decided = json.loads((folder / f"round{k}.json").read_text())
+        parents, settings = decided["parents"], decided["settings"]
+        replaced = [agent for agent, parent in enumerate(parents) if parent != agent]
+        assert len(replaced) == 1
+        config = files.read_json(folder / f"round{k}" / "config.json").replace(devices=2)
+        runner = runner_of(config)
+        before = saved(folder / f"round{k - 1}", runner)
+        numbers = {
+            name: np.float32([setting[f"algo.{name}"] for setting in settings])
+            for name in ("learning_rate", "gamma")
+        }
+        copied = jax.tree.map(lambda x, parents=parents: np.asarray(x)[parents], before)
+        options = dataclasses.replace(copied.shared.algo.options, **numbers)
+        algo = copied.shared.algo._replace(options=options)
+        shared = copied.shared._replace(algo=algo, seed=np.arange(4, dtype=np.uint32))
+        end, _ = steps(runner, 2, copied._replace(shared=shared))
+        assert differing(end, saved(folder / f"round{k}", runner)) == []
+    assert [float(row["algo.gamma"]) for row in agents] == [x["algo.gamma"] for x in settings]
+
+
+def test_the_schedule_of_the_best_agent_is_tried_on_fresh_seeds(population_folder):
+    folder = population_folder
+    (agent,) = (int(row["setting"]) for row in table(folder / "settings.csv") if row["rank"] == "1")
+    settings = json.loads((folder / "sweep.json").read_text())["settings"]
+    decided = [json.loads((folder / f"round{k}.json").read_text()) for k in (1, 2)]
+    wanted = []
+    for each in reversed(decided):
+        wanted.insert(0, each["settings"][agent])
+        agent = each["parents"][agent]
+    wanted.insert(0, settings[agent])
+    rows = table(folder / "schedule.csv")
+    assert [row["iteration"] for row in rows] == ["0", "2", "4"]
+    for name in ("algo.gamma", "algo.learning_rate"):
+        assert [float(row[name]) for row in rows] == [setting[name] for setting in wanted]
+    for k, setting in enumerate(wanted):
+        config = files.read_json(folder / f"fresh1-round{k}" / "config.json")
+        assert (config.algo.gamma, config.seed) == (setting["algo.gamma"], 4)
+
+
+def saved(run_dir, runner):
+    """The newest state."""
+    _, found, _ = restore(run_dir / "checkpoints", runner.abstract_state(), print)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -259,6 +499,22 @@ def test_a_sweep_that_was_killed_goes_on_and_ends_with_the_same_tables(world, co
             "with --algo.minibatch_size=102: algo.minibatch_size=102 does not divide by num_shards",
         ),
         ({"algo.gamma": "0.9,1", "resume": "x"}, "a sweep has no --resume; the same command with"),
+        (
+            {"algo.gamma": "0.9,1", "rungs": 4, "iterations": 80},
+            "--rungs=4 needs a run of at least 81 iterations, and this one has 80; try --rungs=3",
+        ),
+        (
+            {"algo.gamma": "0.9,1", "perturb_every": 5, "rungs": 1, "seeds": 1},
+            "--perturb_every takes --seeds=1, and neither --rungs nor --task",
+        ),
+        (
+            {"algo.gamma": "0.9,1", "perturb_every": 5, "task": 0, "seeds": 1},
+            "--perturb_every takes --seeds=1, and neither --rungs nor --task",
+        ),
+        (
+            {"algo.epochs": "1,2", "perturb_every": 5, "seeds": 1},
+            "a population is one program, and this one would be 2: only numbers may vary, and the",
+        ),
         ({"algo.gamma": "0.9,1", "task": 1}, "--task=1 should be below 1, the chunks"),
     ],
 )
@@ -279,6 +535,7 @@ def test_a_folder_of_another_sweep_is_left_alone(world, command, searched, capsy
         ("settings", {"algo.gamma": "0.9,0.95"}),
         ("config", {"rollout_length": 32}),
         ("seeds", {"seeds": 4, "agents": 16}),
+        ("rungs", {"rungs": 0}),
     ):
         assert sweep.main(command(folder, **changes)) == 2
         err = capsys.readouterr().err

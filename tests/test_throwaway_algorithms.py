@@ -82,6 +82,7 @@ def make_recurrent(config, spec, pool):
     )
 
 
+@pytest.mark.quickly
 def test_a_recurrent_policy_goes_through_the_loop_and_remembers(monkeypatch):
     config = small(devices=2, iterations=150)
     state, history = run(config, probes.Memory(), algo=make_recurrent, monkeypatch=monkeypatch)
@@ -162,6 +163,7 @@ def make_replay(config, spec, pool):
     )
 
 
+@pytest.mark.quickly
 def test_a_replay_buffer_goes_through_the_loop_and_is_learnt_from(monkeypatch):
     config = small(iterations=60)
     state, _ = run(

@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 from processes import (
     PATIENCE,
+    QUICKLY,
     REPOSITORY,
     SMALL,
     World,
@@ -96,7 +97,7 @@ def test_a_run_prints_plain_lines_and_nothing_on_standard_error(reference):
 
 
 def test_with_64_bit_numbers_switched_on_the_metrics_are_the_same_kind_of_numbers(world, path):
-    done = world.train(path, "--iterations", 2, environment={"JAX_ENABLE_X64": "1"})
+    done = world.train(path, "--iterations", 2, environment={"JAX_ENABLE_X64": "1"} | QUICKLY)
     well(done)
     first = rows(path)[0]
     assert 0.6 < first["entropy"] <= 0.6932  # near ln 2: the policy of two actions is new
@@ -221,8 +222,7 @@ def config_runs(world, request):
 
     def run(config):
         few = ["--iterations", 2, "--eval_episodes", 2, "--run_dir", world.folder / config.stem]
-        quick = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
-        return world.run("--config", config, *few, "--compilation_cache", "", environment=quick)
+        return world.run("--config", config, *few, "--compilation_cache", "", environment=QUICKLY)
 
     with ThreadPoolExecutor(2) as pool:
         return dict(zip(chosen, pool.map(run, chosen), strict=True))
@@ -431,8 +431,7 @@ def test_a_second_interrupt_ends_at_once_and_what_was_saved_stays(world, path):
 
 
 def test_two_processes_cannot_use_one_directory(world, path):
-    long = [*world.small(path), "--iterations", 1000]
-    with world.start(*long, accident={"seconds": 0.5}) as process:
+    with world.start(*world.small(path), accident={"seconds": 2}) as process:
         wait_for(lambda: has_rows(path, 1), process)
         for refused in (world.resume(path), world.run("--run_dir", path)):
             assert refused.status == MISTAKE
@@ -600,7 +599,7 @@ def test_a_population_is_reported_one_by_one_and_as_interquartile_mean(populatio
 
 def test_when_all_agents_fail_the_run_stops_and_a_bad_cache_is_no_reason_for_a_word(world, path):
     more = ["--env_kwargs.dose=1.0", "--num_seeds", 2, "--compilation_cache", "/proc/nowhere"]
-    done = world.train(path, *POISONED, *more)
+    done = world.train(path, *POISONED, *more, environment=QUICKLY)
     assert done.status == NOT_FINITE
     assert done.err == (
         "error: the loss of all 2 agents is no longer finite at iteration 1; last good "

@@ -1,4 +1,5 @@
-"""What happens before the first iteration: the state has to fit into memory, and XLA compiles."""
+"""What happens before the first iteration: the config is checked, the state has to fit into memory,
+and XLA compiles."""
 
 from __future__ import annotations
 
@@ -6,16 +7,44 @@ import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import jax
 from rich.filesize import decimal
 
+from jaxrl_scale.config import Config, check, check_algo, command_line, files
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.loop.protocol import Runner
 from jaxrl_scale.parallel.hosts import Hosts
 from jaxrl_scale.parallel.machine import free_memory
+from jaxrl_scale.records import provenance
+from jaxrl_scale.records.run_directory import plain
 from jaxrl_scale.types import PyTree
+
+
+def checked(config: Config | None, resume: str | Path | None) -> Config:
+    """The config to train. That of a run which is resumed may not change its result."""
+    if resume is not None:
+        started = files.read_json(Path(resume) / "config.json")
+        config = started if config is None else config
+        check_algo(config.algo)
+        as_stored = files.from_json(plain(files.to_json(config)))
+        command_line.check_resume(started, files.flatten(as_stored), dashes="")
+    if config is None:
+        raise RunError("train() needs a config, or resume=RUN_DIR")
+    check(config)
+    return config
+
+
+def settings(config: Config, resume: str | Path | None) -> dict[str, str]:
+    """What has to be the same in all processes of a run."""
+    versions = provenance.versions()
+    return {
+        **{option: str(value) for option, value in files.flatten(config).items()},
+        "resume": str(resume),
+        **{package: versions.get(package, "") for package in ("jax", "jaxrl_scale")},
+    }
 
 
 def num_bytes(shapes: PyTree) -> int:
@@ -23,18 +52,21 @@ def num_bytes(shapes: PyTree) -> int:
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(shapes))
 
 
+def copies(devices: tuple[jax.Device, ...]) -> int:
+    """How often a state is in the memory of these devices while it is saved: twice on CPUs, where
+    a checkpoint is written from a copy."""
+    return 2 if devices[0].platform == "cpu" else 1
+
+
 def check_memory(state: Any, devices: tuple[jax.Device, ...]) -> None:
     """Raise a `RunError` if a state does not fit into the memory of these devices.
-
-    On CPUs it is there twice while it is saved: a checkpoint is written from a copy.
 
     Args:
       state: shapes and dtypes of a `jaxrl_scale.loop.runner.State` as this process holds it.
       devices: those of this process.
     """
-    needed, free = num_bytes(state), free_memory(devices)
-    copies = 2 if devices[0].platform == "cpu" else 1
-    if needed * copies <= free:
+    needed, free, times = num_bytes(state), free_memory(devices), copies(devices)
+    if needed * times <= free:
         return
     sizes = {
         "its num_envs": num_bytes((state.local.envs, state.local.carry)),
@@ -43,8 +75,8 @@ def check_memory(state: Any, devices: tuple[jax.Device, ...]) -> None:
     }
     raise RunError(
         f"the state of this run takes {decimal(needed)}"
-        + (", and as much again while it is saved" if copies == 2 else "")
-        + f", but {decimal(free)} of memory is free; with {free / needed / copies:.0%} of "
+        + (", and as much again while it is saved" if times == 2 else "")
+        + f", but {decimal(free)} of memory is free; with {free / needed / times:.0%} of "
         f"{max(sizes, key=lambda name: sizes[name])} it would fit"
     )
 

@@ -184,7 +184,7 @@ class Log:
         Args:
           status: done, stopped or failed.
           memory: the runner's.
-          stopped_by: which signal did.
+          stopped_by: which signal did; empty where the run was to stop here.
         """
         failed = sorted(self._progress.failed)
         summary: Summary = {
@@ -213,7 +213,9 @@ class Log:
         return summary
 
     def _tell_the_end(self, status: str, stopped_by: str) -> None:
-        if status == "stopped":
+        if status == "stopped" and not stopped_by:
+            self.say(f"saved at iteration {self.iteration} of {self._config.num_iterations}")
+        elif status == "stopped":
             self.say(
                 f"stopped by {stopped_by} and saved at iteration {self.iteration} of "
                 f"{self._config.num_iterations}; continue with: "

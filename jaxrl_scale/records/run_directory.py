@@ -198,9 +198,7 @@ class RunDirectory:
 
     def write_json(self, name: str, data: dict[str, Any]) -> None:
         """Replace a file by new data. A crash leaves the old file or the new one, both whole."""
-        text = json.dumps(plain(data), indent=2, allow_nan=False) + "\n"
-        with io_errors(self.path / name):
-            write_atomically(self.path / name, text.encode())
+        write_json(self.path / name, data)
 
     def record_start(self, devices: Sequence[str], **more: Any) -> None:
         """Add to ``run.json`` how this process was started and what it runs on.
@@ -226,6 +224,17 @@ def read_json(path: Path) -> dict[str, Any] | None:
     except ValueError as error:
         raise RunError(f"{short(path)} is damaged: {error}") from None
     return data
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write a JSON file whole or not at all, without NaN."""
+    replace_file(path, json.dumps(plain(data), indent=2, allow_nan=False).encode() + b"\n")
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """As `write_atomically`; a full disk and the like are a `RunError`."""
+    with io_errors(path):
+        write_atomically(path, data)
 
 
 @contextmanager

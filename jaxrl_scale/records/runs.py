@@ -77,14 +77,18 @@ class PastRun:
     def per_agent(self, metric: str) -> np.ndarray:
         """A metric of every row and agent ``[R, P]``; NaN where there is no number, and from the
         row on in which the agent is known to have failed."""
-        count = self.config.num_seeds
-        out = np.full((len(self.rows), count), np.nan)
-        for values, row in zip(out, self.rows, strict=True):
-            found = [row.get(metric)] if count == 1 else row.get("per_agent", {}).get(metric)
-            numbers = [x if isinstance(x, int | float) else np.nan for x in found or ()]
-            values[: len(numbers)] = numbers
-            values[row.get("failed", [])] = np.nan
-        return out
+        return of_agents(self.rows, metric, self.config.num_seeds)
+
+
+def of_agents(rows: Sequence[Row], metric: str, num_agents: int) -> np.ndarray:
+    """A metric of every row and agent ``[R, P]``, as `PastRun.per_agent` says."""
+    out = np.full((len(rows), num_agents), np.nan)
+    for values, row in zip(out, rows, strict=True):
+        found = [row.get(metric)] if num_agents == 1 else row.get("per_agent", {}).get(metric)
+        numbers = [x if isinstance(x, int | float) else np.nan for x in found or ()]
+        values[: len(numbers)] = numbers
+        values[row.get("failed", [])] = np.nan
+    return out
 
 
 def read(path: Path) -> PastRun:
@@ -176,9 +180,12 @@ def read_summary(path: Path, num_agents: int) -> Summary:
     return typing.cast(Summary, summary)
 
 
-def finished(path: Path) -> bool:
-    """Whether the run of a directory came to its end; one whose agents all failed did, too."""
-    return read_object(path / "summary.json").get("status") in ("done", "failed")
+def finished(path: Path, until: int | None = None) -> bool:
+    """Whether the run of a directory came to its end, or to iteration ``until``; one whose agents
+    all failed came to its end, too."""
+    summary = read_object(path / "summary.json")
+    there = until is not None and summary.get("iterations", 0) >= until
+    return there or summary.get("status") in ("done", "failed")
 
 
 def last_error(path: Path) -> str:

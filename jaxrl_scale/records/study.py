@@ -7,7 +7,6 @@ directory of its own, ``POINT/seed0-repeat0``, and all numbers are read from the
 from __future__ import annotations
 
 import dataclasses
-import json
 import shlex
 import sys
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ import numpy as np
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.records import statistics
 from jaxrl_scale.records.provenance import describe_machine
-from jaxrl_scale.records.run_directory import io_errors, plain, short, write_atomically
+from jaxrl_scale.records.run_directory import io_errors, short, write_json
 from jaxrl_scale.records.runs import Trace, at, finished, read_object, read_trace
 
 
@@ -120,12 +119,6 @@ def _read(folder: Path) -> dict[str, Any]:
 
 def _points(study: dict[str, Any]) -> list[Point]:
     return [Point(**point) for point in study.get("points", ())]
-
-
-def write_json(path: Path, data: Any) -> None:
-    """Write a JSON file whole or not at all."""
-    with io_errors(path):
-        write_atomically(path, json.dumps(plain(data), indent=2, allow_nan=False).encode() + b"\n")
 
 
 # --- comparing ------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +14,8 @@ from jaxrl_scale import envs
 from jaxrl_scale.config import Config, check, command_line
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.loop.make import make_runner
-from jaxrl_scale.loop.prepare import jax_settings_restored, num_bytes
-from jaxrl_scale.loop.state import Agents
+from jaxrl_scale.loop.prepare import copies, jax_settings_restored, num_bytes
+from jaxrl_scale.loop.state import Agents, State
 from jaxrl_scale.parallel import backend
 from jaxrl_scale.parallel.machine import free_memory
 from jaxrl_scale.search.space import Setting
@@ -28,6 +29,11 @@ class Chunk:
     config: Config  # with the options of its first agent; those of the others are in `agents`
     settings: tuple[int, ...]  # [P] indices of the agents' settings
     agents: Agents
+    until: int  # the iteration after which it stops
+
+    def named(self) -> list[tuple[int, int]]:
+        """Setting and seed of each agent, ``[P]``."""
+        return list(zip(self.settings, self.agents.seeds.tolist(), strict=True))
 
 
 def configs_of(base: Config, settings: Sequence[Setting]) -> list[Config]:
@@ -78,29 +84,65 @@ def divide(configs: Sequence[Config], num_seeds: int, most: int | None) -> list[
     return found
 
 
-def chunk_of(name: str, configs: Sequence[Config], chosen: list[int], seeds: range) -> Chunk:
-    """The agents of some configs, each with every seed."""
+@dataclass(frozen=True)
+class Plan:
+    """All settings of a sweep, and how far each is trained on which rung."""
+
+    configs: Sequence[Config]  # of the settings
+    stops: Sequence[Sequence[int]]  # of the settings: the iteration at which each rung ends
+    seeds: range
+    most: int | None  # agents of a chunk
+
+    def divide(self, chosen: Sequence[int]) -> list[list[int]]:
+        """As `divide`, of the chosen settings."""
+        parts = divide([self.configs[k] for k in chosen], len(self.seeds), self.most)
+        return [[chosen[k] for k in part] for part in parts]
+
+    def chunks(self, rung: int, parts: Sequence[list[int]]) -> list[Chunk]:
+        """Those of a rung, from the settings of each."""
+        before = f"rung{rung}-" if rung else ""
+        return [
+            chunk_of(f"{before}chunk{k}", self.configs, part, self.seeds, self.stops[part[0]][rung])
+            for k, part in enumerate(parts)
+        ]
+
+
+def chunk_of(
+    name: str, configs: Sequence[Config], chosen: list[int], seeds: range, until: int | None = None
+) -> Chunk:
+    """The agents of some configs, each with every seed, which train to their end or ``until``."""
     members = [k for k in chosen for _ in seeds]
     algos = [configs[k].algo for k in members]
     return Chunk(
         name,
         # wandb and TensorBoard would draw means over different settings.
-        configs[members[0]].replace(num_seeds=len(members), wandb="disabled", tensorboard=False),
+        configs[members[0]].replace(
+            seed=seeds.start, num_seeds=len(members), wandb="disabled", tensorboard=False
+        ),
         tuple(members),
         Agents(
             np.tile(np.asarray(seeds, np.uint32), len(chosen)),
             jax.tree.map(lambda *x: np.asarray(x, np.float32), *algos),
         ),
+        until or configs[members[0]].num_iterations,
     )
 
 
+def abstract_state(config: Config) -> State:
+    """Shapes and dtypes of what a checkpoint of a config holds."""
+    return _looked_at(config)[0]
+
+
 def _fitting(config: Config) -> int:
-    """How many agents fit into the memory, where the state of a run is there twice while it is
-    saved."""
-    config = config.replace(num_seeds=1)
+    """How many agents fit into the memory, by what `check_memory` would say of them."""
+    state, devices = _looked_at(config.replace(num_seeds=1))
+    return free_memory(devices) // (copies(devices) * num_bytes(state))
+
+
+def _looked_at(config: Config) -> tuple[State, tuple[jax.Device, ...]]:
+    """The shapes and dtypes of a config's state, and the devices that it would be on."""
     with jax_settings_restored():
         placement = backend.initialize(config)
         runner = make_runner(config, envs.make(config.env, **config.env_kwargs), placement)
-        one = num_bytes(runner.abstract_state())
-        runner.close()
-    return free_memory(placement.at_hand) // (2 * one)
+        with closing(runner):
+            return runner.abstract_state(), placement.at_hand

@@ -30,7 +30,8 @@ def draw(
     rows = -(-count // columns)
     figure = new_figure(4.2 * columns, 3.2 * rows + 0.4)
     told = (
-        "A point is a setting and its line the 95 % interval over seeds; the large one is the best."
+        "A point is a setting and its line the 95 % interval over seeds; the large one is the best"
+        + (", the pale ones were stopped early." if ranks[0].rung else ".")
     )
     figure.suptitle(told, fontsize=9, color=SOFT, ha="left", x=0.02)
     axes = np.ravel(figure.subplots(rows, columns, squeeze=False))
@@ -55,8 +56,10 @@ def _marginal(ax: Axes, each: Range, settings: Sequence[Setting], ranks: Sequenc
         ax.set_xscale("log")
         ax.xaxis.set_minor_formatter("")
     score: list[Any] = [one.iqm for one in known]
-    ax.vlines(values, *np.array([one.ci95 for one in known]).T, color=COLORS[0], alpha=0.25)
-    ax.scatter(values, score, s=12, color=COLORS[0], alpha=0.8)
+    strong: Any = np.array([1.0 if one.rung == ranks[0].rung else 0.3 for one in known])
+    ci95 = np.array([one.ci95 for one in known])
+    ax.vlines(values, *ci95.T, color=COLORS[0], alpha=0.25 * strong)
+    ax.scatter(values, score, s=12, color=COLORS[0], alpha=0.8 * strong)
     ax.scatter(values[:1], score[:1], s=60, color=COLORS[1], zorder=3)
     dress(ax, each.option, "", "return, IQM over seeds")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,8 +14,8 @@ import numpy as np
 from jaxrl_scale.config import command_line
 from jaxrl_scale.records import statistics
 from jaxrl_scale.records.rows import read_rows
-from jaxrl_scale.records.run_directory import io_errors, write_atomically
-from jaxrl_scale.records.runs import read_summary
+from jaxrl_scale.records.run_directory import plain
+from jaxrl_scale.records.runs import of_agents, read_summary
 from jaxrl_scale.search.plan import Chunk
 from jaxrl_scale.search.space import Setting
 
@@ -24,7 +25,8 @@ class Outcome(NamedTuple):
 
     setting: int
     seed: int
-    score: float | None  # mean return of the final evaluation; None: its loss was not finite
+    rung: int  # how many comparisons it went on from; the last: it was trained to the end
+    score: float | None  # see `outcomes` and `late`; None: its loss was not finite
     curve: list[tuple[float, float | None]]  # (steps of the agent, return)
     run: str  # the chunk's folder
     agent: int  # its number there
@@ -34,58 +36,100 @@ class Ranked(NamedTuple):
     """The agents of one setting together."""
 
     setting: int
+    rung: int
     scores: np.ndarray  # of the agents that have not failed
     failed: int
-    iqm: float | None
+    iqm: float | None  # None: none of them has ended an episode
     ci95: tuple[float | None, float | None]
 
 
-def outcomes(chunks: Sequence[Chunk], folder: Path) -> list[Outcome]:
-    """Of all agents of chunks that have come to their end, in the order of settings and seeds."""
+def outcomes(chunks: Sequence[Chunk], folder: Path, rung: int = 0) -> list[Outcome]:
+    """Of all agents of chunks that have come as far as they should, in the order of settings and
+    seeds.
+
+    The score of an agent that was trained to its end is the mean return of the final evaluation.
+    That of any other is its mean return in the last third of its rows of metrics.
+    """
     found = []
     for chunk in chunks:
         path, number = folder / chunk.name, len(chunk.settings)
-        evaluation = read_summary(path, number).get("evaluation")
-        scores = evaluation["per_agent"] if evaluation else [None] * number
-        rows = read_rows(path / "metrics.jsonl")
-        for k, (setting, seed) in enumerate(zip(chunk.settings, chunk.agents.seeds, strict=True)):
-            curve = [
-                (row["env_steps"] / number, row.get("per_agent", row)["return"][k])
-                if "per_agent" in row
-                else (row["env_steps"], row["return"])
-                for row in rows
-            ]
-            found.append(Outcome(setting, int(seed), scores[k], curve, chunk.name, k))
+        summary, rows = read_summary(path, number), read_rows(path / "metrics.jsonl")
+        steps = [row["env_steps"] / number for row in rows]
+        returns = of_agents(rows, "return", number).T  # [P, R]
+        scores = late(returns, summary["failed"])
+        if chunk.until == chunk.config.num_iterations:
+            evaluation = summary.get("evaluation")
+            scores = evaluation["per_agent"] if evaluation else [None] * number
+        for k, (setting, seed) in enumerate(chunk.named()):
+            curve = list(zip(steps, plain(returns[k]), strict=True))
+            found.append(Outcome(setting, seed, rung, scores[k], curve, chunk.name, k))
     return sorted(found, key=lambda x: (x.setting, x.seed))
 
 
-def ranked(found: Sequence[Outcome]) -> list[Ranked]:
-    """The settings, the best first: by the interquartile mean over the seeds. Those of which an
-    agent failed come after all others."""
-    of_setting: dict[int, list[float | None]] = {}
-    for one in found:
-        of_setting.setdefault(one.setting, []).append(one.score)
-    settings = []
-    for setting, each in of_setting.items():
-        scores = np.array([x for x in each if x is not None])
-        ci95 = statistics.interval(scores)
-        failed = len(each) - len(scores)
-        settings.append(Ranked(setting, scores, failed, statistics.score(scores), ci95))
+def late(returns: np.ndarray, failed: Sequence[int]) -> list[float | None]:
+    """Means over the numbers in the last third of ``returns [P, R]``; minus infinity for agents
+    that have ended no episode there, None for agents that failed."""
+    last = returns[:, -max(1, returns.shape[1] // 3) :]
+    known = np.isfinite(last)
+    means = np.where(known, last, 0).sum(1) / np.maximum(known.sum(1), 1)
+    means[~known.any(1)] = -np.inf
+    return [None if k in failed else float(x) for k, x in enumerate(means)]
 
-    def order(one: Ranked) -> tuple[bool, float]:
-        return one.failed > 0, np.inf if one.iqm is None else -one.iqm
+
+def going_on(before: Sequence[Outcome], after: Sequence[Outcome]) -> list[Outcome]:
+    """The outcomes ``before``, where those of the agents that went on are those ``after``, with
+    curves that go on, too."""
+    of_agent = {(one.setting, one.seed): one for one in before}
+    for one in after:
+        agent = one.setting, one.seed
+        curve = of_agent[agent].curve if agent in of_agent else []
+        first = _steps(curve)
+        rest = [(first + steps, value) for steps, value in one.curve]
+        of_agent[agent] = one._replace(curve=[*curve, *rest])
+    return list(of_agent.values())
+
+
+def _steps(curve: Sequence[tuple[float, float | None]]) -> float:
+    """What an agent with such a learning curve has done."""
+    return curve[-1][0] if curve else 0.0
+
+
+def ranked(found: Sequence[Outcome]) -> list[Ranked]:
+    """The settings, the best first: by the interquartile mean over the seeds. Those that were
+    stopped come after those that went on, and those of which an agent failed come last. An agent
+    that has ended no episode counts as much as the worst of all others."""
+    known = [one.score for one in found if one.score is not None]
+    worst = min(filter(math.isfinite, known), default=0.0)
+    of_setting: dict[tuple[int, int], list[float | None]] = {}
+    for one in found:
+        of_setting.setdefault((one.setting, one.rung), []).append(one.score)
+    settings = []
+    for (setting, rung), each in of_setting.items():
+        scores = np.array([x for x in each if x is not None])
+        failed = len(each) - len(scores)
+        scores = np.maximum(scores, worst) if np.isfinite(scores).any() else scores[:0]
+        ci95 = statistics.interval(scores)
+        settings.append(Ranked(setting, rung, scores, failed, statistics.score(scores), ci95))
+
+    def order(one: Ranked) -> tuple[bool, int, float]:
+        return one.failed > 0, -one.rung, np.inf if one.iqm is None else -one.iqm
 
     return sorted(settings, key=order)
 
 
 def agents_table(found: Sequence[Outcome], settings: Sequence[Setting]) -> bytes:
     """CSV with a row for each agent; where its run lies, too."""
-    options = list(settings[0])
+    options, last = list(settings[0]), max(one.rung for one in found)
     rows = [
-        [one.setting, one.seed, *_texts(settings[one.setting]), one.score, one.run, one.agent]
+        [
+            *(one.setting, one.seed, *_texts(settings[one.setting]), _steps(one.curve)),
+            *((None, one.score) if one.rung == last else (_told(one.score), None)),
+            *(one.run, one.agent),
+        ]
         for one in found
     ]
-    return _csv(["setting", "seed", *options, "eval_return", "run", "agent"], rows)
+    heads = ["env_steps", "return_when_stopped", "eval_return", "run", "agent"]
+    return _csv(["setting", "seed", *options, *heads], rows)
 
 
 def curves_table(found: Sequence[Outcome]) -> bytes:
@@ -99,19 +143,24 @@ def settings_table(ranks: Sequence[Ranked], settings: Sequence[Setting]) -> byte
     options = list(settings[0])
     rows = [
         [
-            *(place, one.setting, *_texts(settings[one.setting])),
+            *(place, one.setting, *_texts(settings[one.setting]), one.rung),
             *(one.iqm, *one.ci95, one.scores.min() if len(one.scores) else None, one.failed),
         ]
         for place, one in enumerate(ranks, 1)
     ]
-    heads = ["iqm", "ci95_low", "ci95_high", "worst_seed", "failed"]
+    heads = ["rung", "iqm", "ci95_low", "ci95_high", "worst_seed", "failed"]
     return _csv(["rank", "setting", *options, *heads], rows)
 
 
-def write(path: Path, data: bytes) -> None:
-    """Replace a file of the sweep."""
-    with io_errors(path):
-        write_atomically(path, data)
+def schedule_table(history: Sequence[Setting], every: int) -> bytes:
+    """CSV with the settings that followed each other, and the iteration from which each held."""
+    rows = [[k * every, *_texts(setting)] for k, setting in enumerate(history)]
+    return _csv(["iteration", *history[0]], rows)
+
+
+def _told(score: float | None) -> float | None:
+    """A score, where it is a number."""
+    return score if score is not None and math.isfinite(score) else None
 
 
 def _texts(setting: Setting) -> list[str]:

@@ -1,0 +1,198 @@
+"""What goes on after a part of the run: all, the best settings, or copies of the best agents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from jaxrl_scale.config import Config
+from jaxrl_scale.errors import RunError
+from jaxrl_scale.loop.state import State
+from jaxrl_scale.records.checkpoint import restore
+from jaxrl_scale.records.run_directory import short, write_json
+from jaxrl_scale.records.runs import read_object
+from jaxrl_scale.search import population, results, rungs
+from jaxrl_scale.search.plan import Chunk, Plan, abstract_state, chunk_of, configs_of
+from jaxrl_scale.search.results import Outcome
+from jaxrl_scale.search.space import Range, Setting
+
+Start = Callable[[Chunk], tuple[int, State]]
+"""Gives the iteration and the state that a chunk begins with."""
+
+TrainAll = Callable[[Sequence[Chunk], Path, Start | None], bool]
+"""Trains chunks, each in a run directory of its own; False where a signal stopped one."""
+
+
+class Trained(NamedTuple):
+    """What came of it."""
+
+    found: list[Outcome]  # of all agents
+    settings: list[Setting]  # that the outcomes name, those at the end of the run
+    histories: list[list[Setting]]  # of each of these: what it was from round to round
+
+
+def carried_over(
+    chunk: Chunk,
+    before: Sequence[Chunk],
+    folder: Path,
+    parents: Sequence[tuple[int, int]] | None = None,
+) -> tuple[int, State]:
+    """The iteration at which the chunks ``before`` stopped, and a state as a checkpoint holds it in
+    which the agents of ``chunk`` go on from there, with their own seeds and options.
+
+    Args:
+      parents: for each agent the one that it goes on from, by `Chunk.named`; default: itself.
+    """
+    parents = parents or chunk.named()
+    iteration, states, places = 0, [], dict[tuple[int, int], int]()
+    for one in before:
+        if {*one.named()} & {*parents}:
+            checkpoints = folder / one.name / "checkpoints"
+            found = restore(checkpoints, abstract_state(one.config), print)
+            if found is None or found[0] != one.until:
+                raise RunError(f"{short(checkpoints)} has no checkpoint {one.until}")
+            iteration, state, _ = found
+            states.append(state)
+            places |= {agent: len(places) + k for k, agent in enumerate(one.named())}
+    index = np.array([places[agent] for agent in parents])
+    state = jax.tree.map(lambda *x: np.concatenate(x)[index], *states)
+    algo = state.shared.algo._replace(options=chunk.agents.options)
+    shared = state.shared._replace(seed=chunk.agents.seeds, algo=algo)
+    return iteration, state._replace(shared=shared)
+
+
+# --- successive halving -----------------------------------------------------------------------
+
+
+def train_rungs(
+    plan: Plan,
+    settings: Sequence[Setting],
+    folder: Path,
+    parts: list[list[int]],
+    factor: int,
+    train_all: TrainAll,
+) -> Trained | None:
+    """Train all settings, and after each rung but the last one the best of them.
+
+    Args:
+      parts: which settings train side by side on the first rung.
+      factor: one setting of so many goes on.
+
+    Returns:
+      None where a signal stopped one.
+    """
+    last = len(plan.stops[0]) - 1
+    before, found = list[Chunk](), list[Outcome]()
+
+    def start(chunk: Chunk) -> tuple[int, State]:
+        return carried_over(chunk, before, folder)
+
+    for rung in range(last + 1):
+        chunks = plan.chunks(rung, parts)
+        if not train_all(chunks, folder, start if rung else None):
+            return None
+        now = results.outcomes(chunks, folder, rung)
+        found = results.going_on(found, now)
+        if rung < last:
+            kept, of = rungs.surviving(now, factor), sum(map(len, parts))
+            print(f"rung {rung + 1} of {last}: {len(kept)} of {of} settings go on", flush=True)
+            before, parts = chunks, _side_by_side(folder / f"rung{rung + 1}.json", plan, kept)
+    return Trained(found, list(settings), [[setting] for setting in settings])
+
+
+def _side_by_side(path: Path, plan: Plan, kept: Sequence[int]) -> list[list[int]]:
+    """Which of the settings that are kept train side by side. It depends on the memory that is
+    free, so a file says it, and a sweep that goes on keeps to it."""
+    parts: list[list[int]] = read_object(path).get("chunks", [])
+    if not parts:
+        parts = plan.divide(kept)
+        write_json(path, {"chunks": parts})
+    return parts
+
+
+# --- population-based training ------------------------------------------------------------------
+
+
+def train_population(
+    base: Config,
+    ranges: Sequence[Range],
+    settings: Sequence[Setting],
+    folder: Path,
+    every: int,
+    seed: int,
+    train_all: TrainAll,
+) -> Trained | None:
+    """Train a population of an agent for each setting, which change every so many iterations.
+
+    Args:
+      every: iterations between changes.
+      seed: of what is drawn.
+
+    Returns:
+      None where a signal stopped them. ``round<k>.json`` says what was decided before round k.
+    """
+    last, everyone = base.num_iterations, list(range(len(settings)))
+    stops = [*range(every, last, every), last]
+    parents, found, before = everyone, list[Outcome](), list[Chunk]()
+    histories = [[setting] for setting in settings]
+
+    def start(chunk: Chunk) -> tuple[int, State]:
+        agents = before[0].named()
+        return carried_over(chunk, before, folder, [agents[k] for k in parents])
+
+    for k, until in enumerate(stops):
+        seeds = range(base.seed, base.seed + 1)
+        chunk = chunk_of(f"round{k}", configs_of(base, settings), everyone, seeds, until)
+        chunk = population.seeded(chunk)
+        print(f"round {k + 1} of {len(stops)}", flush=True)
+        if not train_all([chunk], folder, start if k else None):
+            return None
+        now = results.outcomes([chunk], folder)
+        found = results.going_on(population.inherited(found, parents) if k else [], now)
+        if until < last:
+            rng = np.random.default_rng([seed, k])
+            parents = population.exploited([one.score for one in now], rng)
+            settings = [
+                settings[mine]
+                if parent == mine
+                else population.explored(settings[parent], ranges, rng)
+                for mine, parent in enumerate(parents)
+            ]
+            histories = [
+                [*histories[parent], setting]
+                for parent, setting in zip(parents, settings, strict=True)
+            ]
+            write_json(folder / f"round{k + 1}.json", {"parents": parents, "settings": settings})
+            before = [chunk]
+    return Trained(found, list(settings), histories)
+
+
+def train_history(
+    base: Config,
+    history: Sequence[Setting],
+    every: int,
+    name: str,
+    seeds: range,
+    folder: Path,
+    train_all: TrainAll,
+) -> list[Outcome] | None:
+    """Train agents with settings that follow each other, each for so many iterations and the last
+    one to the end. Returns their outcomes; None where a signal stopped them."""
+    before, found = list[Chunk](), list[Outcome]()
+
+    def start(chunk: Chunk) -> tuple[int, State]:
+        return carried_over(chunk, before, folder)
+
+    for k, setting in enumerate(history, 1):
+        whole = f"{name}-round{k - 1}" if len(history) > 1 else name
+        until = k * every if k < len(history) else None
+        chunk = chunk_of(whole, configs_of(base, [setting]), [0], seeds, until)
+        if not train_all([chunk], folder, start if before else None):
+            return None
+        found = results.going_on(found, results.outcomes([chunk], folder))
+        before = [chunk]
+    return found
