@@ -212,6 +212,11 @@ Metrics = dict[str, Array]
 """Scalars by name, as an algorithm's ``update`` returns them: pooled, equal on all devices."""
 
 
+MOST_SHARDS = 4096
+"""The largest number of parts that an agent's environments may have: whole numbers are summed over
+them exactly."""
+
+
 class Pool(NamedTuple):
     """How an algorithm works on shards without knowing where they are.
 

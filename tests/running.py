@@ -45,7 +45,9 @@ def first_shared(algo, config, seed=0, **options):
     return jax.jit(algo.init_shared)(jax.random.key(seed), numbers)
 
 
-shared = {}  # runners by the text of their config; conftest.py empties it after a module
+shared = {}
+"""Runners by the text of their config and how they were compiled; conftest.py empties it after a
+module."""
 
 
 def run(config, env=None, iterations=None, algo=None, monkeypatch=None, state=None):
@@ -54,7 +56,8 @@ def run(config, env=None, iterations=None, algo=None, monkeypatch=None, state=No
     if env or algo:
         runner = runner_of(config, env, algo, monkeypatch)
     else:
-        runner = shared[repr(config)] = shared.get(repr(config)) or runner_of(config)
+        key = repr(config), jax.config.read("jax_disable_most_optimizations")
+        runner = shared[key] = shared.get(key) or runner_of(config)
     return steps(runner, iterations or config.num_iterations, state)
 
 

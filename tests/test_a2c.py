@@ -88,9 +88,16 @@ def updated():
     return config, first, of
 
 
+def acted_rollout(seed):
+    """A random rollout with the values of a network that acted."""
+    rollout = rollout_of(seed, actions=2)
+    value = np.random.default_rng(seed).normal(size=rollout.valid.shape).astype(np.float32)
+    return rollout._replace(extras=value)
+
+
 def test_masked_steps_do_not_reach_the_parameters(updated):
     _, _, update = updated
-    rollout = rollout_of(0, actions=2)
+    rollout = acted_rollout(0)
     assert not rollout.valid.all()
     spoiled = rollout._replace(
         reward=np.where(rollout.valid, rollout.reward, 1e3),
@@ -104,9 +111,10 @@ def test_masked_steps_do_not_reach_the_parameters(updated):
 
 def test_an_update_is_one_step_along_the_gradient_of_the_whole_rollout(updated):
     config, start, update = updated
-    rollout = rollout_of(1, actions=2)
+    rollout = acted_rollout(1)
     network = networks.make(config, SPEC)
-    value = np.asarray(jax.jit(network.apply)(start.params, rollout.obs)[1])
+    last = jax.jit(network.apply)(start.params, rollout.obs[:, -1:])[1]
+    value = np.concatenate([rollout.extras, last], 1)
     advantage = np.zeros(rollout.valid.shape)  # γ and λ are 0.99 and 1
     for t in reversed(range(8)):
         following = np.where(rollout.terminated[:, t], 0.0, value[:, t + 1])

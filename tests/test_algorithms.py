@@ -134,7 +134,8 @@ def acted(name, seed):
     rollout = rollout_of(seed, S, T, B, actions=2, ending=0.2)
     rng = np.random.default_rng(seed)
     noise = rng.normal(-0.7, 0.1, (2, S, T, B)).astype(np.float32)
-    extras = {"ppo": noise[0], "impala": noise[0], "apex": (noise[0], noise[1])}
+    both = (noise[0], noise[1])
+    extras = {"ppo": both, "a2c": noise[0], "impala": noise[0], "apex": both}
     return rollout._replace(extras=extras.get(name, ()))
 
 
@@ -311,12 +312,12 @@ def test_the_learning_rate_is_that_of_the_schedule(name):
 @pytest.mark.parametrize("wrong", [np.float64(0), np.bool_(True), np.zeros(2, np.float32)])
 def test_a_metric_that_is_no_scalar_of_float32_or_int32_is_an_error(wrong):
     columns = {"good": np.zeros(3, np.float32), "count": np.zeros(3, np.int32)}
-    packed = run_state.unpack(jax.device_get(run_state.pack(columns)))
+    packed = run_state.unpack(jax.device_get(jax.vmap(run_state.pack)(columns)))
     assert {name: x.dtype for name, x in packed.items()} == {
         name: x.dtype for name, x in columns.items()
     }
     with pytest.raises(TypeError, match=r"metric 'wrong' .* should be a scalar of dtype float32"):
-        run_state.pack(columns | {"wrong": np.stack([wrong] * 3)})
+        run_state.pack({"good": np.float32(0), "wrong": wrong})
 
 
 @ACTOR_CRITICS
@@ -324,7 +325,9 @@ def test_explained_variance_is_what_the_values_explain_of_their_targets(name):
     _, config, start, update = updating(name, scale_rewards=False)
     rollout = acted(name, 7)
     network = networks.make(config, SPEC)
-    value = jax.vmap(lambda obs: network.apply(start.params, obs)[1])(rollout.obs)
+    last = jax.vmap(lambda obs: network.apply(start.params, obs)[1])(rollout.obs[:, -1:])
+    *_, acting = jax.tree.leaves(rollout.extras)  # the values that acting gave
+    value = jnp.concatenate([acting, last], 1)
     options = config.algo
     advantage = jax.vmap(lambda v, r: returns.gae(v, r, options.gamma, options.gae_lambda))(
         value, jax.tree.map(jnp.asarray, rollout)

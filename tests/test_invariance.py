@@ -83,6 +83,7 @@ def test_the_state_of_one_placement_goes_on_in_another():
     assert differing(whole, rest) == []
 
 
+@pytest.mark.quickly
 def test_fast_sums_agree_within_rounding_at_the_first_update():
     config = CONFIGS["cartpole"]
     exact, _ = run(config.replace(devices=1), iterations=1)
@@ -120,6 +121,7 @@ def plain_psum(placement):
     return right._replace(grad=grad)
 
 
+@pytest.mark.quickly
 @pytest.mark.parametrize("mistake", [per_device_mean, per_device_key, plain_psum])
 def test_a_wrong_pooling_is_caught(mistake, monkeypatch):
     config = CONFIGS["cartpole"]

@@ -111,6 +111,8 @@ def two_episodes(rng):
         def stepwise(x):  # [8] to [1, T, B]
             return np.asarray(x).reshape(shape[::-1]).T[None]
 
+        unused = np.full((1, *shape), np.nan, np.float32)  # values are computed with the memory
+
         return Rollout(
             obs=np.asarray(obs, np.float32)[None],
             is_first=np.asarray(is_first)[None],
@@ -120,7 +122,7 @@ def two_episodes(rng):
             truncated=np.zeros((1, *shape), bool),
             valid=stepwise(np.arange(8) != 3),
             carry=np.asarray(carry, np.float32)[None],
-            extras=stepwise(names["extras"] / 9 - 1.1).astype(np.float32),
+            extras=(stepwise(names["extras"] / 9 - 1.1).astype(np.float32), unused),
         )
 
     together = rollout(
@@ -166,7 +168,7 @@ def test_two_episodes_in_one_rollout_teach_what_they_teach_apart():
     # What a reset step holds teaches nothing.
     spoiled = apart._replace(
         reward=np.where(apart.valid, apart.reward, 1e3),
-        extras=np.where(apart.valid, apart.extras, -9.0),
+        extras=(np.where(apart.valid, apart.extras[0], -9.0), apart.extras[1]),
         action=np.where(apart.valid, apart.action, (apart.action + 1) % 3),
     )
     assert differing(other.params, updated(spoiled)[0].params) == []
@@ -187,17 +189,18 @@ def test_acting_empties_the_memory_where_an_episode_begins():
     carry = played = jnp.asarray(start)
     for t in range(6):
         key = jax.random.key(t)
-        action, carry, log_prob = algo.act(actor, None, carry, obs[t], is_first[t], key)
+        action, carry, (log_prob, value) = algo.act(actor, None, carry, obs[t], is_first[t], key)
         sampled, played, _ = algo.act(actor, None, played, obs[t], is_first[t], key, False)
         np.testing.assert_array_equal(action, sampled)
         greedy, *_ = algo.act(actor, None, played, obs[t], is_first[t], key, True)
         for i in range(2):
-            remembered, policy, _ = twin_unroll(
+            remembered, policy, values = twin_unroll(
                 params, start[i], obs[: t + 1, i], is_first[: t + 1, i]
             )
             np.testing.assert_allclose(carry[i], remembered, atol=1e-5)
             p = np.exp(policy[-1]) / np.exp(policy[-1]).sum()
             assert float(log_prob[i]) == pytest.approx(np.log(p[action[i]]), abs=1e-5)
+            assert float(value[i]) == pytest.approx(values[-1], abs=1e-5)
     assert greedy.shape == (2,)
     assert (algo.init_carry(3) == 0).all()
 

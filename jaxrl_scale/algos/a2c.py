@@ -100,14 +100,14 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         is_first: Array,
         key: Key,
         greedy: bool = False,
-    ) -> tuple[Array, PyTree, PyTree]:
-        policy, _ = network.apply(actor.params, normalize.apply(actor.observation, obs))
-        return network.policy.choose(key, policy, greedy), carry, ()
+    ) -> tuple[Array, PyTree, Array]:
+        policy, value = network.apply(actor.params, normalize.apply(actor.observation, obs))
+        return network.policy.choose(key, policy, greedy), carry, value
 
     def shard_samples(shared: Shared, rollout: Rollout) -> Samples:
         """The rollout of one shard ``[T, B]`` with advantages and targets."""
         options, weights = shared.options, networks.Weights(shared.params, shared.observation)
-        _, value = networks.evaluate(network, weights, rollout)
+        value = networks.values(network, weights, rollout, rollout.extras)
         advantage = returns.gae(value, rollout, options.gamma, options.gae_lambda)
         target = advantage + value[:-1]
         samples = Samples(rollout.obs[:-1], rollout.action, advantage, target, rollout.valid)

@@ -123,23 +123,24 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         is_first: Array,
         key: Key,
         greedy: bool = False,
-    ) -> tuple[Array, PyTree, Array]:
+    ) -> tuple[Array, PyTree, tuple[Array, Array]]:
         obs = normalize.apply(actor.observation, obs)
-        carry, (policy, _) = network.apply(actor.params, carry, obs[None], is_first[None])
+        carry, (policy, value) = network.apply(actor.params, carry, obs[None], is_first[None])
         action = network.policy.choose(key, policy[0], greedy)
-        return action, carry, network.policy.log_prob(policy[0], action)
+        return action, carry, (network.policy.log_prob(policy[0], action), value[0])
 
     def shard_samples(shared: Shared, rollout: Rollout) -> Samples:
         """The rollout of one shard ``[T, B]`` with advantages and targets, as sequences."""
         options, weights = shared.options, networks.Weights(shared.params, shared.observation)
-        _, value = networks.evaluate(network, weights, rollout)
+        log_prob, acted = rollout.extras
+        value = networks.values(network, weights, rollout, acted)
         advantage = returns.gae(value, rollout, options.gamma, options.gae_lambda)
         samples = Samples(
             carry=(),
             obs=rollout.obs[:-1],
             is_first=rollout.is_first[:-1],
             action=rollout.action,
-            log_prob=rollout.extras,
+            log_prob=log_prob,
             value=value[:-1],
             advantage=advantage,
             target=advantage + value[:-1],

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal, Protocol
 from jaxrl_scale import algos, envs
 from jaxrl_scale.errors import RunError, one_line
 from jaxrl_scale.options import check_divides, check_fields, largest_divisor, option
+from jaxrl_scale.types import MOST_SHARDS
 
 _INT32 = 2**31 - 1  # JAX counts and indexes in int32
 
@@ -100,6 +101,7 @@ class Config:
         "number of equal parts of an agent's environments, a power of two; one agent can use at "
         "most this many devices",
         low=1,
+        high=MOST_SHARDS,
     )
     rollout_length: int = option(128, "steps of each environment per iteration", low=1)
     total_steps: int = option(

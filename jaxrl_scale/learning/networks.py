@@ -192,6 +192,18 @@ def evaluate(
     return jax.lax.scan(one_step, rollout.carry, (rollout.obs, rollout.is_first))[1]
 
 
+def values(
+    network: Network | RecurrentNetwork, weights: Weights, rollout: Rollout, acted: Array
+) -> Array:
+    """The values of one shard's rollout, ``[T + 1, B]``: those ``[T, B]`` that the network gave
+    when it ``acted``, and that of the last observation. With a memory all are computed again,
+    since the rollout holds the memory before its first step alone."""
+    if jax.tree.leaves(rollout.carry):
+        return evaluate(network, weights, rollout)[1]
+    last = rollout._replace(obs=rollout.obs[-1:], is_first=rollout.is_first[-1:])
+    return jnp.concatenate([acted, evaluate(network, weights, last)[1]])
+
+
 def _functions(
     config: Sizes, module: nn.Module, spec: EnvSpec
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:

@@ -174,7 +174,7 @@ class Learned(Protocol):
 
 def explained_variance(pool: Pool, samples: Learned) -> Array:
     """How much of the targets' variance the values explain: 1 is all, 0 no more than a mean."""
-    pair = pool.map(lambda *both: jnp.stack(both, -1), samples.advantage, samples.target)
+    pair = jnp.stack([samples.advantage, samples.target], -1)
     _, _, variance = pooled_moments(pool, pair, samples.valid)
     return 1 - variance[0] / jnp.maximum(variance[1], 1e-8)
 
@@ -196,11 +196,9 @@ def minibatch_moments(pool: Pool, samples: Learned, orders: Array, on: bool) -> 
     steps = orders.shape[1]
     if not on:
         return jnp.zeros(steps), jnp.ones(steps)
-    x, mask = pool.map(
-        lambda x, mask, order: (x[:, order], mask[:, order]),  # [L, steps, m]
-        samples.advantage,
-        samples.valid,
-        orders,
+    x, mask = (  # [S, L, steps, m]
+        jax.vmap(lambda x, order: x[:, order])(x, orders)
+        for x in (samples.advantage, samples.valid)
     )
     _, mean, variance = pooled_moments(pool, x, mask, axes=(0, 2))
     return mean, 1 / (jnp.sqrt(variance) + 1e-8)

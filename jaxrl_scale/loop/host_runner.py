@@ -21,7 +21,7 @@ from jaxrl_scale.loop.evaluator import make_evaluators, play_all
 from jaxrl_scale.loop.host_rollout import Games, Gathered, Stage
 from jaxrl_scale.loop.keys import COLLECT, agent_key, host_seeds
 from jaxrl_scale.loop.prepare import check_memory, num_bytes
-from jaxrl_scale.loop.state import Agents, Packed, Shared, State, pack, unpack
+from jaxrl_scale.loop.state import Agents, Packed, Shared, State, unpack
 from jaxrl_scale.parallel.machine import Memory, memory
 from jaxrl_scale.parallel.placement import Placement, on_host
 from jaxrl_scale.types import Algorithm, Array, HostEnvironment, Metrics, PyTree
@@ -93,7 +93,7 @@ class HostRunner:
 
     def _update_agent(
         self, before: State, first_carry: PyTree, gathered: Gathered
-    ) -> tuple[State, Metrics]:
+    ) -> tuple[State, Packed]:
         shared, local = before
 
         def count_shard(gathered: Gathered) -> Metrics:
@@ -146,7 +146,7 @@ class HostRunner:
         after, metrics = self.placement.map_agents(
             self._update_agent, before, first_carry, gathered
         )
-        return after, self.placement.publish(pack(metrics)), self.placement.any(stop)
+        return after, self.placement.publish(metrics), self.placement.any(stop)
 
     @cached_property
     def _device_shapes(self) -> State:

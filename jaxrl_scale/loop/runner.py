@@ -17,10 +17,10 @@ from jaxrl_scale.loop import rollout, state
 from jaxrl_scale.loop.evaluator import make_evaluators, play_all
 from jaxrl_scale.loop.keys import COLLECT, agent_key
 from jaxrl_scale.loop.prepare import check_memory, num_bytes
-from jaxrl_scale.loop.state import Agents, Local, Packed, State, pack, unpack
+from jaxrl_scale.loop.state import Agents, Local, Packed, State, unpack
 from jaxrl_scale.parallel.machine import Memory, memory
 from jaxrl_scale.parallel.placement import Placement
-from jaxrl_scale.types import Algorithm, Array, Environment, Key, Metrics, PyTree
+from jaxrl_scale.types import Algorithm, Array, Environment, Key, PyTree
 
 
 class Runner:
@@ -53,7 +53,7 @@ class Runner:
 
         return state.init_agent(self.config, self.algo, self.pool, reset, seed, numbers)
 
-    def _step_agent(self, before: State) -> tuple[State, Metrics]:
+    def _step_agent(self, before: State) -> tuple[State, Packed]:
         shared, local = before
         key_collect = agent_key(shared.seed, COLLECT, shared.iteration)
         actor = self.algo.actor(shared.algo, shared.iteration)
@@ -95,7 +95,7 @@ class Runner:
 
     def _step(self, before: State, stop: Array) -> tuple[State, Packed, Array]:
         after, metrics = self.placement.map_agents(self._step_agent, before)
-        return after, self.placement.publish(pack(metrics)), self.placement.any(stop)
+        return after, self.placement.publish(metrics), self.placement.any(stop)
 
     def init(self, agents: Agents | None = None) -> State:
         """The state before the first iteration, placed: of the runner's agents, or of others."""

@@ -50,29 +50,29 @@ class State(NamedTuple):
 class Packed:
     """Metrics with all of a dtype in one array: fetching is paid by the array."""
 
-    floats: Array  # [P', n] float32
-    ints: Array  # [P', n] int32
+    floats: Array  # [n] float32, of the agents of a device [P', n]
+    ints: Array  # [n] int32, likewise
     float_names: tuple[str, ...] = dataclasses.field(metadata={"static": True})
     int_names: tuple[str, ...] = dataclasses.field(metadata={"static": True})
 
 
 def pack(metrics: Metrics) -> Packed:
-    """Metrics of the agents of a device, ``[P']`` each. Raises a TypeError for one that is no
-    scalar of dtype float32 or int32."""
+    """Metrics of one agent. Raises a TypeError for one that is no scalar of dtype float32 or
+    int32."""
     names: dict[Any, list[str]] = {jnp.dtype(jnp.float32): [], jnp.dtype(jnp.int32): []}
     for name, x in sorted(metrics.items()):
-        if x.ndim != 1 or x.dtype not in names:
+        if x.ndim or x.dtype not in names:
             raise TypeError(
-                f"metric {name!r} of the algorithm has shape {x.shape[1:]} and dtype {x.dtype}; "
+                f"metric {name!r} of the algorithm has shape {x.shape} and dtype {x.dtype}; "
                 "it should be a scalar of dtype float32 or int32"
             )
         names[x.dtype].append(name)
-    floats, ints = (jnp.stack([metrics[n] for n in names[d]], -1) for d in names)
+    floats, ints = (jnp.stack([metrics[n] for n in names[d]]) for d in names)
     return Packed(floats, ints, *(tuple(group) for group in names.values()))
 
 
 def unpack(packed: Packed) -> dict[str, np.ndarray]:
-    """What `pack` was given."""
+    """What `pack` was given of several agents: ``[P]`` by name."""
     columns = zip(packed.float_names, packed.floats.T, strict=True)
     return dict(columns) | dict(zip(packed.int_names, packed.ints.T, strict=True))
 
@@ -109,7 +109,7 @@ def init_agent(
 
 def learn(
     algo: Algorithm, pool: Pool, shared: Shared, local: PyTree, rolled: Rollout, counts: Metrics
-) -> tuple[Shared, PyTree, Metrics]:
+) -> tuple[Shared, PyTree, Packed]:
     """One update of an agent.
 
     Args:
@@ -124,7 +124,7 @@ def learn(
     algo_shared, local, metrics = algo.update(shared.algo, local, rolled, key, shared.iteration)
     metrics = metrics | {"param_norm": optax.tree.norm(algo_shared.params)}
     following = Shared(shared.seed, shared.iteration + 1, algo_shared)
-    return following, local, metrics | pool.sum(counts)
+    return following, local, pack(metrics | pool.sum(counts))
 
 
 # --- the agents of a run ------------------------------------------------------------------------

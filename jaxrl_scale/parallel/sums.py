@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from jaxrl_scale.types import Array, Pool, PyTree
+from jaxrl_scale.types import MOST_SHARDS, Array, Pool, PyTree
 
 AXIS = "devices"
 
@@ -81,22 +81,34 @@ def map_exact(f: Callable[..., PyTree], *trees: PyTree, trips: Array | None = No
     return jax.tree.map(lambda y: y[:1], out)
 
 
-def _by_dtype(f: Callable[[Array], Array], tree: PyTree) -> PyTree:
-    """Apply ``f: [S, n] -> [n]`` to all leaves ``[S, ...]`` of a dtype at once, so that a tree
-    costs one collective a dtype instead of one a leaf."""
+_LOW_BITS = 12  # float32 sums so many numbers of 12 bits exactly as there are bits left of its 24
+assert MOST_SHARDS <= 2 ** (24 - _LOW_BITS)
+
+
+def _at_once(total: Callable[[Array], Array], tree: PyTree) -> PyTree:
+    """The sums of leaves ``[S, ...]``, float32 or int32, by ``total: [S, n] -> [n]`` of float32, so
+    that a tree costs one collective. An int32 travels as two numbers, its lowest 12 bits and the
+    rest, whose sums are exact."""
     leaves, structure = jax.tree.flatten(tree)
-    out: list[Any] = [None] * len(leaves)
-    for dtype in sorted({x.dtype.name for x in leaves}):
-        index = [i for i, x in enumerate(leaves) if x.dtype.name == dtype]
-        flat = jnp.concatenate([leaves[i].reshape(leaves[i].shape[0], -1) for i in index], 1)
-        total = f(flat)
-        start = 0
-        for i in index:
-            shape = leaves[i].shape[1:]
-            size = int(np.prod(shape))
-            out[i] = total[start : start + size].reshape(shape)
-            start += size
-    return jax.tree.unflatten(structure, out)
+    columns: list[Array] = []
+    for x in leaves:
+        x = x.reshape(x.shape[0], -1)
+        if x.dtype == jnp.int32:
+            low = x & (2**_LOW_BITS - 1)
+            columns += [low.astype(jnp.float32), (x >> _LOW_BITS).astype(jnp.float32)]
+        else:
+            columns += [x]
+    sums = total(jnp.concatenate(columns, 1))
+    ends = np.cumsum([x.shape[1] for x in columns])
+    parts = iter(jnp.split(sums, ends[:-1]))
+
+    def joined(x: Array) -> Array:
+        y = next(parts)
+        if x.dtype == jnp.int32:
+            y = y.astype(jnp.int32) + (next(parts).astype(jnp.int32) << _LOW_BITS)
+        return y.reshape(x.shape[1:])
+
+    return jax.tree.unflatten(structure, [joined(x) for x in leaves])
 
 
 def exchange_rounds(num_devices: int) -> list[list[tuple[int, int]]]:
@@ -135,7 +147,7 @@ def _pool(
         return walled_tree_sum(pair) if exact else x
 
     def sum(tree: PyTree) -> PyTree:
-        return _by_dtype(total, tree)
+        return _at_once(total, tree)
 
     def map_shards(f: Callable[..., PyTree], *trees: PyTree) -> PyTree:
         # The device's index is known at run time only, and 1 + index // devices is always 1.
@@ -145,7 +157,11 @@ def _pool(
 
     def grad_exact(f: Callable[..., Any], params: Array, *shards: PyTree) -> tuple[Array, PyTree]:
         shard_grad = jax.grad(f, has_aux=True)
-        return sum(map_shards(lambda *shard: shard_grad(params, *shard), *shards))
+        _, aux = jax.eval_shape(f, params, *jax.tree.map(lambda x: x[0], shards))
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (params, aux))
+        _, unravel = ravel_pytree(zeros)
+        # One vector: each number would be an output of the loop to compile.
+        return unravel(sum(map_shards(lambda *s: ravel_pytree(shard_grad(params, *s))[0], *shards)))
 
     def grad_fast(f: Callable[..., Any], params: Array, *shards: PyTree) -> tuple[Array, PyTree]:
         def batch_loss(params: Array) -> tuple[Array, PyTree]:
