@@ -232,7 +232,7 @@ class Pool(NamedTuple):
     map: Callable[..., PyTree]
     """``map(f, *trees[S, ...]) -> [S, ...]``: ``f`` on each shard."""
     sum: Callable[[PyTree], PyTree]
-    """``sum(tree[S, ...]) -> [...]``: over all shards of all devices."""
+    """``sum(tree[S, ...]) -> [...]``: over all shards of all devices, of float32 and int32."""
     grad: Callable[..., tuple[Array, PyTree]]
     """``grad(f, params[N], *trees[S, ...]) -> (gradient[N], aux)``, both summed over all
     shards, where ``f(params, *shard) -> (loss, aux)`` and ``params`` is one flat vector.
