@@ -19,15 +19,14 @@ if __name__ == "__main__":
     # It plays one episode of one environment; a GPU is left to those that train.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-import base64
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxrl_scale import commands
 from jaxrl_scale.errors import RunError, one_line
+from jaxrl_scale.figures.pages import render
 from jaxrl_scale.figures.report_plots import (
     Drawn,
     Plot,
@@ -115,18 +114,11 @@ def page(
 ) -> str:
     """The whole HTML text. ``plots`` are of learning, speed and metrics, ``overall`` is a table of
     what several runs reach together."""
-    import jinja2
-
-    # Every text is escaped: labels, configs and errors may be anybody's.
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters["base64"] = lambda data: base64.b64encode(data).decode()
-    template = resources.files("jaxrl_scale.figures").joinpath("report.html").read_text("utf-8")
     one = shown[0].run if len(shown) == 1 else None
     title = shown[0].label if one else f"{len(shown)} runs compared"
     subtitle = f"{one.config.algo.name.upper()} on {one.config.env} · {one.status}" if one else ""
-    return environment.from_string(template).render(
+    return render(
+        "report.html",
         title=title,
         subtitle=subtitle,
         tiles=_tiles(one) if one else [],

@@ -125,6 +125,7 @@ def write_results(
       every: iterations between the changes of a population.
     """
     from jaxrl_scale.search import plots
+    from jaxrl_scale.search.page import page
 
     found, settings, histories = trained
     history = histories[ranks[0].setting]
@@ -153,13 +154,15 @@ def write_results(
     ]
     text = "\n\n".join(["Found by a sweep of jaxrl_scale.", *lines])
     config = command_line.with_options(base, best).replace(run_dir=None)
+    picture = plots.draw(ranges, settings, ranks, fresh)
     schedule = {"schedule.csv": results.schedule_table(history, every)} if every else {}
     for name, data in {
         **schedule,
         "agents.csv": results.agents_table(found, settings),
         "settings.csv": results.settings_table(ranks, settings),
         "curves.csv": results.curves_table(found),
-        "sweep.png": plots.draw(ranges, settings, ranks, fresh),
+        "sweep.png": picture,
+        "sweep.html": page(lines, base, ranges, settings, found, ranks, picture).encode(),
         "best.py": files.to_python(config, text).encode(),
     }.items():
         replace_file(folder / name, data)
@@ -190,10 +193,14 @@ With --perturb_every=20 --seeds=1 the worst quarter of the agents goes on every 
 copies of the best quarter, whose settings are changed a little (population-based training).
 schedule.csv has the settings of the best agent from round to round, which fresh seeds go through.
 
+With --sweep=FILE the options are read from a Python file, such as configs/sweeps/acrobot.py; those
+of the command line replace them.
+
 All other options are those of python -m jaxrl_scale.train. Agents that differ only in numbers train
 side by side in one program; whatever changes shapes or code is a program of its own. The folder
-then holds agents.csv, settings.csv (the best first), curves.csv, sweep.png, and best.py, the
-config of the best setting, which was trained again beside the starting config, with fresh seeds.
+then holds sweep.html for people, its tables agents.csv, settings.csv (the best first) and
+curves.csv, its picture sweep.png, and best.py, the config of the best setting, which was trained
+again beside the starting config, with fresh seeds.
 Of a population, best.py has what the best agent ended with. The same command continues what was
 interrupted.
 """
@@ -212,6 +219,8 @@ def _parser() -> commands.Parser:
         parser.add_argument(f"--{name}", metavar=metavar, help=help, **more)
 
     whole = commands.whole_number
+    file = "Python file whose get_sweep() returns a dict of options, ranges among them"
+    add("sweep", "FILE", file, type=Path)
     add("agents", "N", "agents in all, --seeds for each setting [64]", type=whole(), default=64)
     add("seeds", "N", "seeds of each setting, the config's first [4]", type=whole(), default=4)
     parser.add_argument(
@@ -247,7 +256,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _command(argv: list[str]) -> int:
-    args, rest = _parser().parse_known_args(argv)
+    args, rest = _parser().parse_known_args(space.with_file(argv))
     if find(Launch(), os.environ).num_processes > 1:
         raise RunError("a sweep is one process; give each process a part of it with --task")
     base, ranges = space.split(rest)

@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import json
 import math
+import re
 import signal
 import time
 from pathlib import Path
@@ -68,6 +69,55 @@ def test_ranges_stand_where_values_would():
         Range("algo.learning_rate", "log", (1e-4, 1e-2)),
         Range("algo.target_kl", "choices", (None, 0.02)),
     ]
+
+
+@pytest.mark.parametrize(
+    ("one", "value", "part"),
+    [
+        (Range("x", "uniform", (2, 4)), 3.5, 0.75),
+        (Range("x", "log", (1e-4, 1e-2)), 1e-3, 0.5),
+        (Range("x", "choices", (None, "b", "c", "d")), None, 0.125),
+    ],
+)
+def test_where_a_value_lies_in_its_range(one, value, part):
+    assert one.part(value) == pytest.approx(part)
+
+
+def sweep_file(folder, returned):
+    path = folder / "mine.py"
+    path.write_text(f"def get_sweep():\n    return {returned}\n")
+    return path
+
+
+def test_a_file_says_what_the_command_line_does_not(tmp_path):
+    path = sweep_file(
+        tmp_path,
+        {
+            **{"env": "Acrobot-v1", "agents": 8, "normalize": None, "total_steps": 200_000},
+            **{"algo.gamma": "uniform:0.9:1", "algo.target_kl": [None, 0.02]},
+            "hidden_sizes": [(32, 32), (64,)],
+        },
+    )
+    assert space.with_file(["--agents", "16", "--sweep", str(path), "--algo.gamma=0.9"]) == [
+        *("--env=Acrobot-v1", "--normalize=none", "--total_steps=200_000"),
+        *("--algo.target_kl=none,0.02", "--hidden_sizes=32,32;64"),
+        *("--agents=16", "--algo.gamma=0.9"),
+    ]
+    assert space.with_file(["--agents", "16"]) == ["--agents=16"]
+
+
+SHIPPED = sorted((Path(__file__).parents[1] / "configs" / "sweeps").glob("*.py"))
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_a_shipped_sweep_is_one(path, monkeypatch):
+    monkeypatch.chdir(Path(__file__).parents[1])
+    args, rest = sweep._parser().parse_known_args(space.with_file([f"--sweep={path}"]))
+    base, ranges = space.split(rest)
+    settings = space.draw(ranges, args.agents // args.seeds, args.draw, args.draw_seed)
+    configs = plan.configs_of(base, settings)
+    assert all(rungs.iterations(each, args.rungs, args.factor) for each in configs)
+    assert f"--sweep=configs/sweeps/{path.name}" in path.read_text()
 
 
 def test_draws_fill_the_space():
@@ -222,6 +272,12 @@ def test_the_best_setting_is_judged_on_fresh_seeds(tmp_path, capsys, ours, said)
     assert best == base.replace(algo=ppo.Config(gamma=0.9, learning_rate=2e-3))
     assert said in (tmp_path / "best.py").read_text()
     assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
+    page = (tmp_path / "sweep.html").read_text()
+    assert said in page
+    rows = [re.findall(r"<td>(.*?)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", page)]
+    assert ["1", "0.002", "1 (1 to 1)", "1", "0"] in rows
+    assert ["algo.learning_rate", "0.0003", "0.002"] in rows
+    assert page.count('src="data:image/png;base64,iVBOR') == 3
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
@@ -516,10 +572,13 @@ def saved(run_dir, runner):
             "a population is one program, and this one would be 2: only numbers may vary, and the",
         ),
         ({"algo.gamma": "0.9,1", "task": 1}, "--task=1 should be below 1, the chunks"),
+        ({"sweep": "none.py"}, "sweep file none.py does not exist"),
+        ({"sweep": "mine.py"}, "sweep file mine.py: get_sweep() returned list, it should return a"),
     ],
 )
 def test_mistakes_are_told_in_one_line(monkeypatch, capsys, tmp_path, changes, said):
     monkeypatch.chdir(tmp_path)
+    sweep_file(tmp_path, ["--algo.gamma=0.9,1"])
     given = {"num_envs": 16, "num_shards": 4, "rollout_length": 128}
     assert sweep.main(options({"agents": 16} | given | changes)) == 2
     out, err = capsys.readouterr()

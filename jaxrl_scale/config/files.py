@@ -20,15 +20,26 @@ DICTS = ("env_kwargs", "test_env_kwargs")
 
 def read_file(path: Path) -> Config:
     """The config that ``get_config()`` of a Python file returns."""
+    return returned_by(path, "config file", "get_config", Config, "a jaxrl_scale.Config")
+
+
+def returned_by(path: Path, kind: str, name: str, wanted: type, said: str) -> Any:
+    """What a function of a Python file returns.
+
+    Args:
+      kind: what the file is, for people.
+      name: of the function, which takes no arguments.
+      wanted: the type of what it should return, which is ``said`` to be so in the error.
+    """
+    what = f"{kind} {path}"
     if path.is_dir():
-        raise RunError(f"config file {path} is a directory; give one of its Python files")
+        raise RunError(f"{what} is a directory; give one of its Python files")
     if not path.is_file():
         near = nearest(str(path), [str(p) for p in path.parent.glob("*.py")])
-        raise RunError(f"config file {path} does not exist{near}")
-    what = f"config file {path}"
+        raise RunError(f"{what} does not exist{near}")
     try:
-        get_config = runpy.run_path(str(path)).get("get_config")
-        config = get_config() if callable(get_config) else None
+        function = runpy.run_path(str(path)).get(name)
+        value = function() if callable(function) else None
     except RunError as error:
         raise RunError(f"{what}: {error}") from None
     except (Exception, SystemExit) as error:
@@ -36,15 +47,12 @@ def read_file(path: Path) -> Config:
         if found := re.search(r"unexpected keyword argument '(\w+)'", str(error)):
             hint = _nearest_field(found[1])
         raise RunError(f"{what}{describe(error, str(path))}{hint}") from error
-    if not callable(get_config):
-        raise RunError(f"config file {path} has no function get_config()")
-    if not isinstance(config, Config):
-        returned = config.__qualname__ if isinstance(config, type) else type(config).__name__
-        raise RunError(
-            f"config file {path}: get_config() returned {returned}, it should return a "
-            "jaxrl_scale.Config"
-        )
-    return config
+    if not callable(function):
+        raise RunError(f"{what} has no function {name}()")
+    if not isinstance(value, wanted):
+        returned = value.__qualname__ if isinstance(value, type) else type(value).__name__
+        raise RunError(f"{what}: {name}() returned {returned}, it should return {said}")
+    return value
 
 
 def _nearest_field(name: str) -> str:

@@ -1,14 +1,15 @@
-"""The picture of a sweep: how each option bears on the score, and what the best setting gains."""
+"""The pictures of a sweep: how each option bears on the score, and what the best setting gains."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jaxrl_scale.config.command_line import written
-from jaxrl_scale.figures.plot_style import COLORS, SOFT, dress, new_figure, png
+from jaxrl_scale.figures.plot_style import COLORS, INK, SOFT, dress, new_figure, png
 from jaxrl_scale.records.statistics import iqm
 from jaxrl_scale.search.results import Outcome, Ranked
 from jaxrl_scale.search.space import Range, Setting
@@ -37,7 +38,7 @@ def draw(
     axes = np.ravel(figure.subplots(rows, columns, squeeze=False))
     for ax, each in zip(axes, ranges, strict=False):
         _marginal(ax, each, settings, ranks)
-    _curves(axes[len(ranges)], fresh)
+    _fresh_curves(axes[len(ranges)], fresh)
     for ax in axes[count:]:
         ax.set_visible(False)
     return png(figure)
@@ -64,17 +65,81 @@ def _marginal(ax: Axes, each: Range, settings: Sequence[Setting], ranks: Sequenc
     dress(ax, each.option, "", "return, IQM over seeds")
 
 
-def _curves(ax: Axes, fresh: Sequence[Outcome]) -> None:
+def parallel(
+    ranges: Sequence[Range], settings: Sequence[Setting], ranks: Sequence[Ranked]
+) -> bytes:
+    """A PNG with an axis for each range and one for the score, and a line for each setting that was
+    trained to the end."""
+    from matplotlib import colormaps
+
+    known = [one for one in ranks if one.iqm is not None and one.rung == ranks[0].rung]
+    scores: list[Any] = [one.iqm for one in known]
+    low, high = min(scores, default=0.0), max(scores, default=1.0)
+    figure = new_figure(max(6.0, 2.1 * (len(ranges) + 1)), 4.2)
+    ax = figure.subplots()
+    for one in reversed(known):  # the best last, on top
+        height = 0.5 if high == low else (one.iqm - low) / (high - low)
+        setting, is_best = settings[one.setting], one is known[0]
+        ax.plot(
+            range(len(ranges) + 1),
+            [*(each.part(setting[each.option]) for each in ranges), height],
+            color=COLORS[1] if is_best else colormaps["viridis"](height),
+            linewidth=3 if is_best else 1,
+            alpha=1 if is_best else 0.5,
+        )
+    ticks = [*map(_ticks, ranges), [(0.0, f"{low:.4g}"), (1.0, f"{high:.4g}")]]
+    box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 1}
+    for x, of_axis in enumerate(ticks):
+        for part, text in of_axis:
+            at = x + 0.03, part
+            ax.text(*at, text, fontsize=8, color=INK, va="center", bbox=box, in_layout=False)
+    dress(ax, "", "")
+    ax.set_xticks(range(len(ranges) + 1), [*(each.option for each in ranges), "return"])
+    ax.set_yticks([])
+    ax.spines["left"].set_visible(False)
+    ax.grid(axis="x", color=SOFT, linewidth=1)
+    ax.set_xlim(-0.1, len(ranges) + 0.35)
+    return png(figure)
+
+
+def _ticks(each: Range) -> list[tuple[float, str]]:
+    """Where the values of a range stand on an axis from 0 to 1, and their texts."""
+    if each.kind == "choices":
+        return [(each.part(value), written(value)) for value in each.values]
+    low, high = each.values
+    middle = math.sqrt(low * high) if each.kind == "log" else (low + high) / 2
+    return [(each.part(x), f"{x:.3g}") for x in (low, middle, high)]
+
+
+def curves(found: Sequence[Outcome], ranks: Sequence[Ranked]) -> bytes:
+    """A PNG of how the best settings learned."""
+    figure = new_figure(9, 4.2)
+    ax = figure.subplots()
+    for place, (one, color) in enumerate(zip(ranks, COLORS, strict=False), 1):
+        _curve(ax, [x.curve for x in found if x.setting == one.setting], f"rank {place}", color)
+    _finish(ax, "Learning of the best settings")
+    return png(figure)
+
+
+def _fresh_curves(ax: Axes, fresh: Sequence[Outcome]) -> None:
     names = ("starting config", "best setting")
     for setting, (name, color) in enumerate(zip(names, COLORS, strict=False)):
-        curves = [one.curve for one in fresh if one.setting == setting]
-        if not curves:
-            continue
-        steps = np.mean([[x for x, _ in curve] for curve in curves], 0)
-        returns = np.array([[np.nan if y is None else y for _, y in curve] for curve in curves]).T
-        centre = [
-            iqm(row[np.isfinite(row)]) if np.isfinite(row).any() else np.nan for row in returns
-        ]
-        ax.plot(steps, centre, color=color, label=name)
+        _curve(ax, [one.curve for one in fresh if one.setting == setting], name, color)
+    _finish(ax, "On fresh seeds")
+
+
+def _curve(
+    ax: Axes, curves: Sequence[list[tuple[float, float | None]]], name: str, color: str
+) -> None:
+    """The interquartile mean over the seeds of one setting."""
+    if not curves:
+        return
+    steps = np.mean([[x for x, _ in curve] for curve in curves], 0)
+    returns = np.array([[np.nan if y is None else y for _, y in curve] for curve in curves]).T
+    centre = [iqm(row[np.isfinite(row)]) if np.isfinite(row).any() else np.nan for row in returns]
+    ax.plot(steps, centre, color=color, label=name)
+
+
+def _finish(ax: Axes, title: str) -> None:
     ax.legend(fontsize=8, frameon=False, labelcolor=SOFT)
-    dress(ax, "On fresh seeds", "steps of an agent", "return, IQM over seeds")
+    dress(ax, title, "steps of an agent", "return, IQM over seeds")

@@ -13,12 +13,13 @@ import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from jaxrl_scale.config import Config, command_line
-from jaxrl_scale.config.files import DICTS
+from jaxrl_scale.config.files import DICTS, returned_by
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.options import check_fields
 
@@ -56,6 +57,40 @@ class Range:
             found = low + part * (high - low)
         return int(found) if self.whole else found
 
+    def part(self, value: Any) -> float:
+        """How far along the range a value lies, from 0 to 1; the middle of its share for one of
+        several choices."""
+        if self.kind == "choices":
+            return (self.values.index(value) + 0.5) / len(self.values)
+        ends = np.array([*self.values, value], np.float64)
+        low, high, at = np.log(ends) if self.kind == "log" else ends
+        return float((at - low) / (high - low))
+
+
+def with_file(argv: Sequence[str]) -> list[str]:
+    """The command line with what the file of ``--sweep=FILE`` says before it; an option that is
+    given on the command line has its value there.
+
+    The file's ``get_sweep()`` returns a dict of options by their names without dashes, and their
+    values as they are written on the command line; choices may be a list.
+    """
+    texts = joined(argv)
+    given = {text.partition("=")[0] for text in texts}
+    files = [text.partition("=")[2] for text in texts if text.startswith("--sweep=")]
+    rest = [text for text in texts if not text.startswith("--sweep=")]
+    if not files:
+        return rest
+    said = "a dict of options by their names"
+    options = returned_by(Path(files[-1]), "sweep file", "get_sweep", dict, said)
+    own = {f"--{name}": _as_written(str(name), value) for name, value in options.items()}
+    return [f"{name}={text}" for name, text in own.items() if name not in given] + rest
+
+
+def _as_written(name: str, value: Any) -> str:
+    if isinstance(value, list):
+        return _between(name).join(map(command_line.written, value))
+    return command_line.written(value)
+
 
 def split(argv: Sequence[str]) -> tuple[Config, list[Range]]:
     """The trainer's command line in which ranges stand for some values: the config without them,
@@ -65,7 +100,7 @@ def split(argv: Sequence[str]) -> tuple[Config, list[Range]]:
     empty or holds what the option may not be.
     """
     fixed, found = [], dict[str, str]()
-    for text in _joined(argv):
+    for text in joined(argv):
         name, given, value = text.removeprefix("--").partition("=")
         if text.startswith("--") and given and _is_range(name, value):
             if name in found:
@@ -108,7 +143,7 @@ def draw(ranges: Sequence[Range], number: int, how: Draws, seed: int) -> list[Se
     ]
 
 
-def _joined(argv: Sequence[str]) -> list[str]:
+def joined(argv: Sequence[str]) -> list[str]:
     """``--name value`` as ``--name=value``."""
     texts: list[str] = []
     for text in argv:

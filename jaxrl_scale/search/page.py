@@ -1,0 +1,71 @@
+"""The page of a sweep: what a person wants to see of it, in one HTML file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jaxrl_scale.config import Config
+from jaxrl_scale.config.command_line import written
+from jaxrl_scale.config.files import flatten
+from jaxrl_scale.figures.pages import render
+from jaxrl_scale.records.terminal import number
+from jaxrl_scale.search import plots
+from jaxrl_scale.search.results import Outcome, Ranked
+from jaxrl_scale.search.space import Range, Setting
+
+SHOWN = 20
+"""Settings in the table."""
+
+
+def page(
+    lines: Sequence[str],
+    base: Config,
+    ranges: Sequence[Range],
+    settings: Sequence[Setting],
+    found: Sequence[Outcome],
+    ranks: Sequence[Ranked],
+    marginals: bytes,
+) -> str:
+    """The HTML text.
+
+    Args:
+      lines: what the sweep says of its best setting.
+      base: the starting config.
+      marginals: the picture of `plots.draw`.
+    """
+    seeds, options = len({one.seed for one in found}), flatten(base)
+    best = settings[ranks[0].setting]
+    return render(
+        "sweep.html",
+        title=f"A search of {len(settings)} settings",
+        subtitle=f"{base.algo.name.upper()} on {base.env}; each setting has "
+        f"{seeds} seed{'s' * (seeds > 1)}",
+        lines=lines,
+        marginals=marginals,
+        together=plots.parallel(ranges, settings, ranks),
+        curves=plots.curves(found, ranks),
+        heads=["Rank", *settings[0], "Return", "Worst seed", "Failed"],
+        rows=[
+            [place, *map(_brief, settings[one.setting].values()), *_scores(one)]
+            for place, one in enumerate(ranks[:SHOWN], 1)
+        ],
+        changes=[
+            [name, _brief(options[name]), _brief(value)]
+            for name, value in best.items()
+            if options[name] != value
+        ],
+    )
+
+
+def _brief(value: Any) -> str:
+    """A value with four digits, since the tables have all."""
+    return f"{value:.4g}" if isinstance(value, float) else written(value)
+
+
+def _scores(one: Ranked) -> list[str | int]:
+    """What the table says of a setting's seeds."""
+    if one.iqm is None:
+        return ["none", "none", one.failed]
+    low, high = (number(x) for x in one.ci95)
+    return [f"{number(one.iqm)} ({low} to {high})", number(one.scores.min()), one.failed]
