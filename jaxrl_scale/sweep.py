@@ -33,7 +33,7 @@ from jaxrl_scale.records import statistics
 from jaxrl_scale.records.run_directory import io_errors, plain, replace_file, short, write_json
 from jaxrl_scale.records.runs import finished, read_object
 from jaxrl_scale.records.terminal import number
-from jaxrl_scale.search import results, rungs, space
+from jaxrl_scale.search import results, rungs, space, wandb_group
 from jaxrl_scale.search.plan import MOST, Chunk, Plan, configs_of, shown
 from jaxrl_scale.search.results import Outcome, Ranked
 from jaxrl_scale.search.schedulers import (
@@ -167,6 +167,7 @@ def write_results(
     }.items():
         replace_file(folder / name, data)
         print(f"wrote {short(folder / name)}")
+    wandb_group.log(folder, base, settings, found, ranks)
     print("\n".join(lines))
 
 
@@ -195,6 +196,9 @@ schedule.csv has the settings of the best agent from round to round, which fresh
 
 With --sweep=FILE the options are read from a Python file, such as configs/sweeps/acrobot.py; those
 of the command line replace them.
+
+With --wandb=offline or --wandb=online the sweep becomes one group at wandb in the end, with a run
+for each setting.
 
 All other options are those of python -m jaxrl_scale.train. Agents that differ only in numbers train
 side by side in one program; whatever changes shapes or code is a program of its own. The folder
@@ -265,7 +269,9 @@ def _command(argv: list[str]) -> int:
     stops = [rungs.iterations(each, args.rungs, args.factor) for each in configs]
     seeds = range(base.seed, base.seed + args.seeds)
     plan = Plan(configs, stops, seeds, args.chunk)
-    sweep = {"config": files.to_json(base), "settings": settings, "seeds": list(seeds)}
+    config = files.to_json(base)
+    config = {name: value for name, value in config.items() if not name.startswith("wandb")}
+    sweep = {"config": config, "settings": settings, "seeds": list(seeds)}
     sweep |= {name: getattr(args, name) for name in ("rungs", "factor", "perturb_every")}
     parts = begin(args.run_dir, sweep, lambda: _divided(args, plan))
     if args.task is not None:

@@ -25,6 +25,8 @@ from jaxrl_scale.config import Config
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.records import provenance, row_writer, run_directory, terminal, wandb_log
 from jaxrl_scale.records import rows as records
+from jaxrl_scale.search import results, wandb_group
+from jaxrl_scale.search.results import Outcome
 
 needs_full_device = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux only")
 REPOSITORY = Path(__file__).parents[1]
@@ -401,6 +403,44 @@ def wandb_rows(folder):
         for r in read_wandb(folder)
         if r.HasField("history")
     ]
+
+
+def test_a_sweep_is_one_group_at_wandb_and_is_logged_once(tmp_path, capfd):
+    base = Config(wandb="offline", iterations=100)
+    settings = [{"algo.gamma": 0.9}, {"algo.gamma": 0.99}]
+    found = [
+        Outcome(k, seed, 0, k + seed, [(100.0, None), (200.0, k + seed)], "chunk0", 2 * k + seed)
+        for k in (0, 1)
+        for seed in (0, 1)
+    ]
+    ranks = results.ranked(found)
+    for _ in range(2):
+        wandb_group.log(tmp_path, base, settings, found, ranks)
+    assert capfd.readouterr() == (f"wandb: 2 runs; wandb sync {tmp_path}/wandb/*\n", "")
+    folders = [*(tmp_path / "wandb").glob("offline-run-*")]
+    assert len(folders) == 2
+    groups = set()
+    for folder in folders:
+        records = read_wandb(folder)
+        [started] = [r.run for r in records if r.HasField("run")]
+        sent = {item.key: json.loads(item.value_json) for item in started.config.update}
+        setting = [0.9, 0.99].index(sent["algo.gamma"])
+        groups.add(started.run_group)
+        assert started.display_name == f"setting {setting}"
+        rows = [(r["env_steps"], r["return"]) for r in wandb_rows(folder)]
+        assert rows == [(200, setting + 0.5)]
+        told = {
+            item.key: json.loads(item.value_json)
+            for r in records
+            if r.HasField("summary")
+            for item in r.summary.update
+        }
+        assert (told["rank"], told["iqm"], told["failed"]) == (2 - setting, setting + 0.5, 0)
+    [group] = groups
+    assert group.startswith(f"{tmp_path.name}-")
+    quiet = dataclasses.replace(base, wandb="auto")
+    wandb_group.log(tmp_path / "other", quiet, settings, found, ranks)
+    assert not (tmp_path / "other").exists()
 
 
 def test_wandb_offline_holds_the_rows_and_a_resumed_run_keeps_its_id(run, capfd):

@@ -88,36 +88,19 @@ class WandbSink:
             wandb_run.finish(exit_code=self._exit_code)
         except Exception as error:
             self.place = None
-            self._say(f"wandb: off, for {_reason(error)}; metrics.jsonl has everything")
+            self._say(f"wandb: off, for {reason(error)}; metrics.jsonl has everything")
 
     def _init(self) -> Any:
-        # wandb's own telemetry writes to the terminal when it meets a network error.
-        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 
-        mode = self._mode
-        if mode in ("auto", "online"):
-            mode = self._find_account(wandb)
+        mode = reachable(wandb, self._mode, self._say)
         if mode != "offline":
             try:
                 return self._start(wandb, mode)
             except Exception as error:
-                self._say(f"wandb: offline, for {_reason(error)}")
+                self._say(f"wandb: offline, for {reason(error)}")
                 wandb.teardown(exit_code=1)  # frees the id
         return self._start(wandb, "offline")
-
-    def _find_account(self, wandb: Any) -> str:
-        """``online``, or ``offline`` without credentials; neither prompt nor network."""
-        wandb.setup(wandb.Settings(silent=True, mode="online"))
-        try:
-            if wandb.login(prompt=False, verify=False):
-                return "online"
-            reason = "no account was found; `wandb login` makes it known"
-        except Exception as error:  # a malformed key
-            reason = _reason(error)
-        if self._mode == "online":
-            self._say(f"wandb: offline, for {reason}")
-        return "offline"
 
     def _start(self, wandb: Any, mode: str) -> Any:
         # `silent` given to init alone would leave wandb's later warnings to be heard.
@@ -131,12 +114,7 @@ class WandbSink:
             config=plain(flatten(self._config)),
             resume="allow",
             mode=mode,
-            settings=wandb.Settings(
-                silent=True,
-                console="off",
-                init_timeout=INIT_SECONDS,
-                finish_timeout=FINISH_SECONDS,
-            ),
+            settings=quiet(wandb),
         )
         wandb_run.define_metric("*", step_metric="env_steps")
         self._run.write_json("wandb.json", {"id": wandb_run.id})
@@ -153,5 +131,33 @@ class WandbSink:
         return wandb_run
 
 
-def _reason(error: BaseException) -> str:
+def reachable(wandb: Any, mode: str, say: Callable[[str], None]) -> str:
+    """``offline``, or for a mode ``auto`` or ``online`` what is possible: ``offline`` without
+    credentials, which is said where the user wanted ``online``. Neither prompt nor network."""
+    # wandb's own telemetry writes to the terminal when it meets a network error.
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+    if mode not in ("auto", "online"):
+        wandb.setup(wandb.Settings(silent=True, mode=mode))
+        return mode
+    wandb.setup(wandb.Settings(silent=True, mode="online"))
+    try:
+        if wandb.login(prompt=False, verify=False):
+            return "online"
+        why = "no account was found; `wandb login` makes it known"
+    except Exception as error:  # a malformed key
+        why = reason(error)
+    if mode == "online":
+        say(f"wandb: offline, for {why}")
+    return "offline"
+
+
+def quiet(wandb: Any) -> Any:
+    """Settings of a run that writes nothing to the terminal and waits for no server for long."""
+    return wandb.Settings(
+        silent=True, console="off", init_timeout=INIT_SECONDS, finish_timeout=FINISH_SECONDS
+    )
+
+
+def reason(error: BaseException) -> str:
+    """An error in one short line."""
     return " ".join(str(error).split())[:150] or type(error).__name__

@@ -10,8 +10,7 @@ import numpy as np
 
 from jaxrl_scale.config.command_line import written
 from jaxrl_scale.figures.plot_style import COLORS, INK, SOFT, dress, new_figure, png
-from jaxrl_scale.records.statistics import iqm
-from jaxrl_scale.search.results import Outcome, Ranked
+from jaxrl_scale.search.results import Outcome, Ranked, centre
 from jaxrl_scale.search.space import Range, Setting
 
 if TYPE_CHECKING:
@@ -132,12 +131,8 @@ def _curve(
     ax: Axes, curves: Sequence[list[tuple[float, float | None]]], name: str, color: str
 ) -> None:
     """The interquartile mean over the seeds of one setting."""
-    if not curves:
-        return
-    steps = np.mean([[x for x, _ in curve] for curve in curves], 0)
-    returns = np.array([[np.nan if y is None else y for _, y in curve] for curve in curves]).T
-    centre = [iqm(row[np.isfinite(row)]) if np.isfinite(row).any() else np.nan for row in returns]
-    ax.plot(steps, centre, color=color, label=name)
+    if curves:
+        ax.plot(*centre(curves), color=color, label=name)
 
 
 def _finish(ax: Axes, title: str) -> None:

@@ -117,6 +117,17 @@ def ranked(found: Sequence[Outcome]) -> list[Ranked]:
     return sorted(settings, key=order)
 
 
+def centre(
+    curves: Sequence[Sequence[tuple[float, float | None]]],
+) -> tuple[np.ndarray, np.ndarray]:
+    """Of learning curves with as many points each, ``[R]`` each: the steps, and the interquartile
+    mean of the returns that there are, NaN where there is none."""
+    steps = np.mean([[x for x, _ in curve] for curve in curves], 0)
+    returns = np.array([[np.nan if y is None else y for _, y in curve] for curve in curves]).T
+    known = (row[np.isfinite(row)] for row in returns)
+    return steps, np.array([statistics.iqm(row) if len(row) else np.nan for row in known])
+
+
 def agents_table(found: Sequence[Outcome], settings: Sequence[Setting]) -> bytes:
     """CSV with a row for each agent; where its run lies, too."""
     options, last = list(settings[0]), max(one.rung for one in found)
