@@ -348,3 +348,23 @@ def test_two_processes_of_which_one_is_killed_and_one_alone_make_the_same_run(wo
     returns = agent.evaluate(episodes=4)
     assert returns.mean() == pytest.approx(evaluation["mean"])
     assert agent.act(np.zeros(4, np.float32)) in (0, 1)
+
+
+@pytest.mark.slow
+@needs_envpool
+@pytest.mark.parametrize("game", ["CoinrunEasy-v0", "Pong-v5"])
+def test_ctrl_c_saves_a_game_which_goes_on_as_if_nothing_had_happened(world, path, game):
+    options = [
+        *("--env", game, "--network=nature", "--hidden_sizes=16", "--num_envs=4", "--num_shards=2"),
+        *("--rollout_length=4", "--algo.minibatch_size=8", "--iterations=6", "--eval_every=6"),
+        *("--eval_episodes=1", "--restart_every=2", "--checkpoint_every=6"),
+    ]
+    whole, other = path / "whole", path / "other"
+    path.mkdir()
+    well(world.run(*world.small(whole), *options))
+    done = world.run(*world.small(other), *options, accident={"signal": "SIGINT", "at": 3})
+    assert (done.status, done.err) == (75, "")
+    told = "stopped by SIGINT and saved at iteration 3 of 6; continue with: python -m jaxrl_scale"
+    assert done.out.splitlines()[-1].startswith(told)
+    well(world.resume(other, "--num_threads", 2))
+    assert_same_run(other, whole)
