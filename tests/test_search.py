@@ -10,6 +10,7 @@ import signal
 import time
 from pathlib import Path
 
+import algorithms
 import jax
 import numpy as np
 import pytest
@@ -162,6 +163,23 @@ def test_what_differs_in_numbers_is_one_program_and_all_else_another():
     assert population.seeded(chunk).agents.seeds.tolist() == [5, 6, 7, 8, 9, 10]
     assert population.seeded(chunk).agents.seeds.dtype == np.uint32
     check(chunk.config)
+
+
+@pytest.mark.parametrize("name", algorithms.NAMES)
+def test_every_number_of_every_algorithm_may_vary_in_one_program(name):
+    """That such agents are the single runs is in test_algorithms.py."""
+    base = algorithms.everything(name)
+    numbers = algorithms.numbers(base.algo)
+    settings = [
+        {f"algo.{number}": getattr(base.algo, number) * part for number in numbers}
+        for part in (0.5, 0.75)
+    ]
+    configs = plan.configs_of(base, settings)
+    assert plan.divide(configs, 2, 4) == [[0, 1]]
+    options = plan.chunk_of("some", configs, [0, 1], range(2)).agents.options
+    for number in numbers:
+        values = [setting[f"algo.{number}"] for setting in settings for _ in range(2)]
+        np.testing.assert_array_equal(getattr(options, number), np.float32(values))
 
 
 # --- what is found --------------------------------------------------------------------------
@@ -472,10 +490,11 @@ def population_folder(world, command):
 
 
 @pytest.mark.slow
-def test_a_population_that_nothing_disturbs_is_the_same_on_two_devices(
-    world, command, population_folder, path
+@pytest.mark.parametrize("devices", [2, 4])
+def test_a_population_that_nothing_disturbs_is_the_same_on_more_devices(
+    world, command, population_folder, path, devices
 ):
-    well(world.run(*command(path, **POPULATION, devices=2), module="jaxrl_scale.sweep"))
+    well(world.run(*command(path, **POPULATION, devices=devices), module="jaxrl_scale.sweep"))
     for name in ("agents.csv", "settings.csv", "curves.csv", "round1.json", "round2.json"):
         assert (path / name).read_bytes() == (population_folder / name).read_bytes(), name
     for k in range(3):
