@@ -54,14 +54,15 @@ help: ## list these commands
 	@echo
 	@echo 'CONFIG=configs/acrobot.py   what to train'
 	@echo 'ARGS="--seed 3"             handed on to the command (train, pytest)'
-	@echo 'EXTRA=cuda                  installs this extra too: cuda, envpool'
+	@echo 'EXTRA=cuda                  installs this extra too: cuda, envpool, search'
 	@echo 'PYTHON=python3.12           the interpreter that .venv is made with'
 
 train: $(stamp) ## train CONFIG; installs what it needs the first time
 	@.venv/bin/python -m jaxrl_scale.train --config $(CONFIG) $(ARGS)
 
 # The tests of EnvPool run real Procgen and Atari; where it has no wheel, pyproject.toml leaves it out.
-test: lint .venv/.locked+envpool ## lint, then run the tests
+# Those of a sweep run real Optuna and read real Parquet.
+test: lint .venv/.locked+envpool,search ## lint, then run the tests
 	@.venv/bin/python -m pytest --numprocesses=3 --dist=loadfile --no-loadscope-reorder $(ARGS)
 
 lint: $(stamp) ## ruff and mypy
@@ -70,7 +71,7 @@ lint: $(stamp) ## ruff and mypy
 	  { echo 'make: these files need .venv/bin/ruff format' >&2; .venv/bin/python -m ruff format --check . >&2; exit 1; }
 	@.venv/bin/python -m mypy --no-error-summary
 
-test-slow: $(stamp) .venv/.locked+envpool ## run the tests that take minutes
+test-slow: $(stamp) .venv/.locked+envpool,search ## run the tests that take minutes
 	@.venv/bin/python -m pytest -m slow $(ARGS)
 
 install: $(stamp) ## only make .venv

@@ -33,12 +33,13 @@ from jaxrl_scale.records import statistics
 from jaxrl_scale.records.run_directory import io_errors, plain, replace_file, short, write_json
 from jaxrl_scale.records.runs import finished, read_object
 from jaxrl_scale.records.terminal import number
-from jaxrl_scale.search import results, rungs, space, wandb_group
+from jaxrl_scale.search import model, results, rungs, space, wandb_group
 from jaxrl_scale.search.plan import MOST, Chunk, Plan, configs_of, shown
 from jaxrl_scale.search.results import Outcome, Ranked
 from jaxrl_scale.search.schedulers import (
     Start,
     Trained,
+    train_batches,
     train_history,
     train_population,
     train_rungs,
@@ -156,17 +157,20 @@ def write_results(
     config = command_line.with_options(base, best).replace(run_dir=None)
     picture = plots.draw(ranges, settings, ranks, fresh)
     schedule = {"schedule.csv": results.schedule_table(history, every)} if every else {}
-    for name, data in {
+    files_of_sweep: dict[str, bytes | None] = {
         **schedule,
         "agents.csv": results.agents_table(found, settings),
+        "agents.parquet": results.agents_parquet(found, settings),
         "settings.csv": results.settings_table(ranks, settings),
         "curves.csv": results.curves_table(found),
         "sweep.png": picture,
         "sweep.html": page(lines, base, ranges, settings, found, ranks, picture).encode(),
         "best.py": files.to_python(config, text).encode(),
-    }.items():
-        replace_file(folder / name, data)
-        print(f"wrote {short(folder / name)}")
+    }
+    for name, data in files_of_sweep.items():
+        if data is not None:
+            replace_file(folder / name, data)
+            print(f"wrote {short(folder / name)}")
     wandb_group.log(folder, base, settings, found, ranks)
     print("\n".join(lines))
 
@@ -194,6 +198,9 @@ With --perturb_every=20 --seeds=1 the worst quarter of the agents goes on every 
 copies of the best quarter, whose settings are changed a little (population-based training).
 schedule.csv has the settings of the best agent from round to round, which fresh seeds go through.
 
+With --draw=tpe a model of the scores so far proposes settings, batch after batch (Optuna's TPE,
+which the extra "search" installs).
+
 With --sweep=FILE the options are read from a Python file, such as configs/sweeps/acrobot.py; those
 of the command line replace them.
 
@@ -202,9 +209,10 @@ for each setting.
 
 All other options are those of python -m jaxrl_scale.train. Agents that differ only in numbers train
 side by side in one program; whatever changes shapes or code is a program of its own. The folder
-then holds sweep.html for people, its tables agents.csv, settings.csv (the best first) and
-curves.csv, its picture sweep.png, and best.py, the config of the best setting, which was trained
-again beside the starting config, with fresh seeds.
+then holds sweep.html for people, its tables agents.csv (with the extra "search" also
+agents.parquet, learning curves included), settings.csv (the best first) and curves.csv, its picture
+sweep.png, and best.py, the config of the best setting, which was trained again beside the starting
+config, with fresh seeds.
 Of a population, best.py has what the best agent ended with. The same command continues what was
 interrupted.
 """
@@ -231,9 +239,11 @@ def _parser() -> commands.Parser:
         "--draw",
         choices=get_args(space.Draws),
         default="sobol",
-        help="how settings are drawn: evenly (Sobol points), at random, or all combinations of "
-        "choices, whatever --agents says [sobol]",
+        help="how settings are drawn: evenly (Sobol points), at random, all combinations of "
+        "choices, whatever --agents says, or batch after batch by a model of the scores so far "
+        "(Optuna's TPE) [sobol]",
     )
+    add("batch", "N", "settings of a batch of --draw=tpe [an eighth of all]", type=whole())
     add("draw_seed", "N", "seed of the draws [0]", type=whole(0), default=0)
     add("fresh_seeds", "N", "seeds on which the best is tried again [16]", type=whole(), default=16)
     rung = (
@@ -265,6 +275,7 @@ def _command(argv: list[str]) -> int:
         raise RunError("a sweep is one process; give each process a part of it with --task")
     base, ranges = space.split(rest)
     settings = _settings(args, ranges)
+    by_model = args.draw == "tpe"
     configs = configs_of(base, settings)
     stops = [rungs.iterations(each, args.rungs, args.factor) for each in configs]
     seeds = range(base.seed, base.seed + args.seeds)
@@ -273,6 +284,9 @@ def _command(argv: list[str]) -> int:
     config = {name: value for name, value in config.items() if not name.startswith("wandb")}
     sweep = {"config": config, "settings": settings, "seeds": list(seeds)}
     sweep |= {name: getattr(args, name) for name in ("rungs", "factor", "perturb_every")}
+    if by_model:
+        sweep |= {"draw_seed": args.draw_seed, "ranges": [str(each) for each in ranges]}
+        sweep |= {"agents": args.agents}
     parts = begin(args.run_dir, sweep, lambda: _divided(args, plan))
     if args.task is not None:
         if args.task >= len(parts):
@@ -280,12 +294,19 @@ def _command(argv: list[str]) -> int:
         position = f"chunk {args.task} of {len(parts)}"
         done = train_chunk(plan.chunks(0, parts)[args.task], args.run_dir, position)
         return FINISHED if done else STOPPED
+    count = args.agents // args.seeds if by_model else len(settings)
     print(
-        f"{len(settings)} settings with {args.seeds} seed{'s' * (args.seeds > 1)} each, "
-        f"{len(parts)} chunk{'s' * (len(parts) > 1)}; in {short(args.run_dir)}",
+        f"{count} settings with {args.seeds} seed{'s' * (args.seeds > 1)} each, "
+        + ("in batches" if by_model else f"{len(parts)} chunk{'s' * (len(parts) > 1)}")
+        + f"; in {short(args.run_dir)}",
         flush=True,
     )
-    if args.perturb_every:
+    if by_model:
+        trained = train_batches(
+            *(base, ranges, settings, count, seeds, args.chunk, args.run_dir, args.draw_seed),
+            train_all,
+        )
+    elif args.perturb_every:
         every, seed = args.perturb_every, args.draw_seed
         trained = train_population(base, ranges, settings, args.run_dir, every, seed, train_all)
     else:
@@ -342,12 +363,19 @@ def _settings(args: argparse.Namespace, ranges: Sequence[Range]) -> list[Setting
         )
     if args.perturb_every and (args.seeds > 1 or args.rungs or args.task is not None):
         raise RunError("--perturb_every takes --seeds=1, and neither --rungs nor --task")
+    if args.draw == "tpe":
+        if args.perturb_every or args.rungs or args.task is not None:
+            raise RunError("--draw=tpe takes neither --rungs nor --perturb_every nor --task")
+        model.check()
     if args.agents % args.seeds:
         near = max(1, round(args.agents / args.seeds)) * args.seeds
         raise RunError(
             f"--agents={args.agents} does not divide by --seeds={args.seeds}; try --agents={near}"
         )
-    return space.draw(ranges, args.agents // args.seeds, args.draw, args.draw_seed)
+    number = args.agents // args.seeds
+    if args.draw == "tpe":
+        number = min(number, args.batch or -(-number // 8))
+    return space.draw(ranges, number, args.draw, args.draw_seed)
 
 
 if __name__ == "__main__":

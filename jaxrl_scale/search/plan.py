@@ -18,7 +18,7 @@ from jaxrl_scale.loop.prepare import copies, jax_settings_restored, num_bytes
 from jaxrl_scale.loop.state import Agents, State
 from jaxrl_scale.parallel import backend
 from jaxrl_scale.parallel.machine import free_memory
-from jaxrl_scale.search.space import Setting
+from jaxrl_scale.search.space import Setting, texts
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ def configs_of(base: Config, settings: Sequence[Setting]) -> list[Config]:
 
 def shown(setting: Setting) -> str:
     """A setting as it is written on the command line."""
-    texts = {name: command_line.written(value) for name, value in setting.items()}
-    return " ".join(f"--{name}={text}" for name, text in texts.items()) or "the starting config"
+    written = texts(setting).items()
+    return " ".join(f"--{name}={text}" for name, text in written) or "the starting config"
 
 
 MOST = 256

@@ -143,6 +143,42 @@ def agents_table(found: Sequence[Outcome], settings: Sequence[Setting]) -> bytes
     return _csv(["setting", "seed", *options, *heads], rows)
 
 
+def agents_parquet(found: Sequence[Outcome], settings: Sequence[Setting]) -> bytes | None:
+    """As `agents_table`, with numbers as numbers and each agent's learning curve in two lists, as a
+    Parquet file. None where pyarrow is not installed."""
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        return None
+    last = max(one.rung for one in found)
+    columns: dict[str, list[Any]] = {
+        "setting": [one.setting for one in found],
+        "seed": [one.seed for one in found],
+    }
+    for option in settings[0]:
+        values = [settings[one.setting][option] for one in found]
+        plain_kind = all(isinstance(x, int | float | str | None) for x in values)
+        columns[option] = values if plain_kind else [command_line.written(x) for x in values]
+    ends = [one.rung == last for one in found]
+    scores = [_told(one.score) for one in found]
+    columns |= {
+        "env_steps": [_steps(one.curve) for one in found],
+        "return_when_stopped": [None if end else x for end, x in zip(ends, scores, strict=True)],
+        "eval_return": [x if end else None for end, x in zip(ends, scores, strict=True)],
+        "curve_env_steps": [[x for x, _ in one.curve] for one in found],
+        "curve_return": [[y for _, y in one.curve] for one in found],
+        "run": [one.run for one in found],
+        "agent": [one.agent for one in found],
+    }
+    kinds = {"return_when_stopped": pyarrow.float64(), "eval_return": pyarrow.float64()}
+    kinds["curve_return"] = pyarrow.list_(pyarrow.float64())
+    arrays = {name: pyarrow.array(x, kinds.get(name)) for name, x in columns.items()}
+    sink = pyarrow.BufferOutputStream()
+    parquet.write_table(pyarrow.table(arrays), sink)
+    return sink.getvalue().to_pybytes()
+
+
 def curves_table(found: Sequence[Outcome]) -> bytes:
     """CSV with a row for each point of each agent's learning curve."""
     rows = [[one.setting, one.seed, *point] for one in found for point in one.curve]

@@ -1,4 +1,4 @@
-"""What goes on after a part of the run: all, the best settings, or copies of the best agents."""
+"""What is trained when: the best settings go on, a model proposes new ones, agents copy others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jaxrl_scale.loop.state import State
 from jaxrl_scale.records.checkpoint import restore
 from jaxrl_scale.records.run_directory import short, write_json
 from jaxrl_scale.records.runs import read_object
-from jaxrl_scale.search import population, results, rungs
+from jaxrl_scale.search import model, population, results, rungs, space
 from jaxrl_scale.search.plan import Chunk, Plan, abstract_state, chunk_of, configs_of
 from jaxrl_scale.search.results import Outcome
 from jaxrl_scale.search.space import Range, Setting
@@ -112,6 +112,61 @@ def _side_by_side(path: Path, plan: Plan, kept: Sequence[int]) -> list[list[int]
         parts = plan.divide(kept)
         write_json(path, {"chunks": parts})
     return parts
+
+
+# --- a model of the scores ----------------------------------------------------------------------
+
+
+def train_batches(
+    base: Config,
+    ranges: Sequence[Range],
+    first: Sequence[Setting],
+    number: int,
+    seeds: range,
+    most: int | None,
+    folder: Path,
+    seed: int,
+    train_all: TrainAll,
+) -> Trained | None:
+    """Train settings batch after batch, each to its end, of which a model of the scores so far
+    proposes all but the ``first``.
+
+    Args:
+      number: of settings in all.
+      most: agents that train side by side.
+      seed: of what the model draws.
+
+    Returns:
+      None where a signal stopped one. ``batch<k>.json`` says what batch k tries.
+    """
+    settings, found = list[Setting](), list[Outcome]()
+    batches = -(-number // len(first))
+    for k in range(batches):
+        path = folder / f"batch{k}.json"
+        told = read_object(path)
+        if told:
+            settings += [space.from_texts(base, each) for each in told["settings"]]
+        elif k:
+            count = min(len(first), number - len(settings))
+            ranks = results.ranked(found)
+            settings += model.proposed(ranges, settings, ranks, count, seed + k)
+        else:
+            settings += first
+        configs = configs_of(base, settings)
+        plan = Plan(configs, [[each.num_iterations] for each in configs], seeds, most)
+        new = range(k * len(first), len(settings))
+        parts: list[list[int]] = told.get("chunks") or plan.divide(new)
+        if not told:
+            of_batch = [space.texts(settings[each]) for each in new]
+            write_json(path, {"settings": of_batch, "chunks": parts})
+        print(f"batch {k + 1} of {batches}", flush=True)
+        chunks = [
+            chunk_of(f"batch{k}-chunk{j}", configs, part, seeds) for j, part in enumerate(parts)
+        ]
+        if not train_all(chunks, folder, None):
+            return None
+        found += results.outcomes(chunks, folder)
+    return Trained(found, settings, [[setting] for setting in settings])
 
 
 # --- population-based training ------------------------------------------------------------------

@@ -26,7 +26,7 @@ from jaxrl_scale.options import check_fields
 Setting = dict[str, Any]
 """Options and their values, by their names on the command line without dashes."""
 
-Draws = Literal["sobol", "random", "grid"]
+Draws = Literal["sobol", "random", "grid", "tpe"]
 
 SHAPES = (
     *("network", "network_width", "hidden_sizes", "activation", "shared_torso"),
@@ -117,8 +117,8 @@ def split(argv: Sequence[str]) -> tuple[Config, list[Range]]:
 def draw(ranges: Sequence[Range], number: int, how: Draws, seed: int) -> list[Setting]:
     """Settings from these ranges: all combinations of choices, or ``number`` drawn ones.
 
-    ``sobol`` fills the space more evenly than ``random`` does: scrambled Sobol points
-    (https://doi.org/10.1016/0041-5553(67)90144-9).
+    ``sobol``, with which ``tpe`` begins too, fills the space more evenly than ``random`` does:
+    scrambled Sobol points (https://doi.org/10.1016/0041-5553(67)90144-9).
     """
     names = [each.option for each in ranges]
     if how == "grid":
@@ -129,7 +129,7 @@ def draw(ranges: Sequence[Range], number: int, how: Draws, seed: int) -> list[Se
             )
         values = itertools.product(*(each.values for each in ranges))
         return [dict(zip(names, row, strict=True)) for row in values]
-    if how == "sobol":
+    if how != "random":
         from scipy.stats import qmc
 
         with warnings.catch_warnings():
@@ -188,6 +188,16 @@ def _read(config: Config, name: str, text: str) -> Range:
     if kind == "log" and low <= 0:
         raise RunError(f"{said} should begin above 0; uniform:{low}:{high} may begin there")
     return Range(name, "log" if kind == "log" else "uniform", (low, high), isinstance(low, int))
+
+
+def texts(setting: Setting) -> dict[str, str]:
+    """A setting's values as they are written on the command line."""
+    return {name: command_line.written(value) for name, value in setting.items()}
+
+
+def from_texts(config: Config, written: dict[str, str]) -> Setting:
+    """The setting of which `texts` were written."""
+    return {name: _value(config, name, text) for name, text in written.items()}
 
 
 def _value(config: Config, name: str, text: str) -> Any:
