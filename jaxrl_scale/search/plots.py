@@ -116,7 +116,7 @@ def curves(found: Sequence[Outcome], ranks: Sequence[Ranked]) -> bytes:
     ax = figure.subplots()
     for place, (one, color) in enumerate(zip(ranks, COLORS, strict=False), 1):
         _curve(ax, [x.curve for x in found if x.setting == one.setting], f"rank {place}", color)
-    _finish(ax, "Learning of the best settings")
+    _finish(ax, "")
     return png(figure)
 
 
