@@ -15,6 +15,7 @@ from running import differing, run, runner_of, small, steps
 from jaxrl_scale.parallel import backend, sums
 from jaxrl_scale.parallel.placement import Placement
 from jaxrl_scale.parallel.sums import AXIS
+from jaxrl_scale.types import MOST_SHARDS
 
 EVERYTHING = {
     "normalize_observations": True,
@@ -140,6 +141,20 @@ def test_the_tree_adds_neighbours_first():
     assert float(sums.tree_sum(jnp.asarray(terms))) == float(by_hand)
     walled = sums.walled_tree_sum(jnp.stack([terms, terms, terms], 1))
     np.testing.assert_array_equal(walled, [by_hand] * 3)
+
+
+@pytest.mark.parametrize("shards", [1, 8, MOST_SHARDS])
+def test_whole_numbers_are_summed_exactly_beside_others(shards):
+    rng, most = np.random.default_rng(0), 2**31 // shards
+    whole = rng.integers(-most, most, (shards, 50)).astype(np.int32)
+    whole[:, 0], whole[:, 1] = most - 1, -most
+    rest = rng.normal(size=(shards, 2, 3)).astype(np.float32)
+    for exact in (True, False):
+        a, b = jax.jit(sums.local_pool(shards, exact).sum)((whole, rest))
+        np.testing.assert_array_equal(a, whole.sum(0, dtype=np.int32))
+        np.testing.assert_allclose(b, rest.sum(0), rtol=1e-3, atol=1e-3)
+    with pytest.raises(TypeError, match="should be float32 or int32; this is bool"):
+        sums.local_pool(shards).sum(whole > 0)
 
 
 def test_placement_goes_there_and_back():

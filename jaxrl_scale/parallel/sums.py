@@ -96,8 +96,10 @@ def _at_once(total: Callable[[Array], Array], tree: PyTree) -> PyTree:
         if x.dtype == jnp.int32:
             low = x & (2**_LOW_BITS - 1)
             columns += [low.astype(jnp.float32), (x >> _LOW_BITS).astype(jnp.float32)]
-        else:
+        elif x.dtype == jnp.float32:
             columns += [x]
+        else:
+            raise TypeError(f"what is summed should be float32 or int32; this is {x.dtype}")
     sums = total(jnp.concatenate(columns, 1))
     ends = np.cumsum([x.shape[1] for x in columns])
     parts = iter(jnp.split(sums, ends[:-1]))
