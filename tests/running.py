@@ -50,14 +50,20 @@ shared = {}
 module."""
 
 
+def shared_runner(config):
+    """A runner of the config that others use, too."""
+    key = repr(config), jax.config.read("jax_disable_most_optimizations")
+    shared[key] = shared.get(key) or runner_of(config)
+    return shared[key]
+
+
 def run(config, env=None, iterations=None, algo=None, monkeypatch=None, state=None):
     """The canonical state after some iterations and the metrics ``[P]`` of each. Tests that ask
     for the same share a runner: XLA compiles for seconds."""
     if env or algo:
         runner = runner_of(config, env, algo, monkeypatch)
     else:
-        key = repr(config), jax.config.read("jax_disable_most_optimizations")
-        runner = shared[key] = shared.get(key) or runner_of(config)
+        runner = shared_runner(config)
     return steps(runner, iterations or config.num_iterations, state)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from host_cartpole import HostCartPole, Pole, Poles
 from processes import assert_same_run, ended, summary, well
-from running import differing, run, runner_of, shared, small, steps
+from running import differing, run, runner_of, shared, shared_runner, small, steps
 
 from jaxrl_scale import load
 from jaxrl_scale.errors import RunError
@@ -105,7 +105,7 @@ def test_an_environment_that_repeats_itself_otherwise_is_an_error(reference, mon
     monkeypatch.setattr(Poles, "step", lambda self, pole, action: true_step(self, pole, 1))
     said = r"^HostCartPole cannot be resumed: .* the 8 steps .*, here are poles 2\.0$"
     with pytest.raises(RunError, match=said):
-        shared[repr(CONFIG)].place(half, str)
+        shared_runner(CONFIG).place(half, str)
 
 
 def test_an_agent_with_a_memory_among_others_is_the_single_run_of_its_seed():
@@ -237,7 +237,7 @@ def test_environments_are_made_with_the_seeds_of_their_indices_and_of_the_restar
 
 
 def test_an_evaluation_plays_whole_games_there_and_in_the_other_environment(reference):
-    runner = shared[repr(CONFIG)]
+    runner = shared_runner(CONFIG)
     returns = runner.evaluate(runner.place(reference[0], str))
     assert returns["eval_return"].shape == (1, 4)
     assert (returns["eval_return"] >= 2 * 2 * 8).all()  # two lives of at least eight steps

@@ -540,8 +540,8 @@ def test_a_sweep_that_was_killed_goes_on_and_ends_with_the_same_tables(world, co
         assert (folder / name).read_bytes() == (searched[0] / name).read_bytes(), name
 
 
-MODEL = {"draw": "tpe", "agents": 12, "batch": 4, "chunk": 8, "rungs": 0}
-"""Six settings with two seeds: a first batch of four, and one of two that the model proposes."""
+MODEL = {"draw": "tpe", "agents": 8, "batch": 2, "rungs": 0}
+"""Four settings with two seeds: a first batch of two, and one of two that the model proposes."""
 
 
 @needs_optuna
@@ -550,24 +550,24 @@ def test_batches_of_a_model_that_were_killed_go_on_with_the_same_settings(world,
     decided = [(path / f"batch{k}.json").read_bytes() for k in (0, 1)]
     done = well(world.run(*command(path, **MODEL), module="jaxrl_scale.sweep"))
     assert [(path / f"batch{k}.json").read_bytes() for k in (0, 1)] == decided
-    assert "6 settings with 2 seeds each, in batches; in " in done.out
+    assert "4 settings with 2 seeds each, in batches; in " in done.out
     agents = table(path / "agents.csv")
-    assert [row["run"] for row in agents] == ["batch0-chunk0"] * 8 + ["batch1-chunk0"] * 4
+    assert [row["run"] for row in agents] == ["batch0-chunk0"] * 4 + ["batch1-chunk0"] * 4
     texts = [each for one in decided for each in json.loads(one)["settings"]]
     assert [row["algo.learning_rate"] for row in agents[::2]] == [
         each["algo.learning_rate"] for each in texts
     ]
     rates = [float(each["algo.learning_rate"]) for each in texts]
-    assert len(set(rates)) == 6
+    assert len(set(rates)) == 4
     assert all(1e-3 <= rate <= 1e-1 for rate in rates)
     # What the model proposed is what it proposes again of what came of the first batch.
     _, ranges = space.split(options(RANGES | {"algo": "a2c"}))
     first = [space.from_texts(Config(algo=a2c.Config()), each) for each in texts]
     found = [
         Outcome(int(row["setting"]), int(row["seed"]), 0, float(row["eval_return"]), [], "", 0)
-        for row in agents[:8]
+        for row in agents[:4]
     ]
-    assert model.proposed(ranges, first[:4], results.ranked(found), 2, 1) == first[4:]
+    assert model.proposed(ranges, first[:2], results.ranked(found), 2, 1) == first[2:]
 
 
 POPULATION = {"agents": 4, "seeds": 1, "chunk": 4, "rungs": 0, "perturb_every": 2}
