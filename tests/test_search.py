@@ -124,8 +124,7 @@ def test_a_shipped_sweep_is_one(path, monkeypatch):
     monkeypatch.chdir(Path(__file__).parents[1])
     args, rest = sweep._parser().parse_known_args(space.with_file([f"--sweep={path}"]))
     base, ranges = space.split(rest)
-    settings = space.draw(ranges, args.agents // args.seeds, args.draw, args.draw_seed)
-    configs = plan.configs_of(base, settings)
+    configs = plan.configs_of(base, sweep._settings(args, ranges))
     assert all(rungs.iterations(each, args.rungs, args.factor) for each in configs)
     assert f"--sweep=configs/sweeps/{path.name}" in path.read_text()
 

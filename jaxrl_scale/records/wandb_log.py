@@ -137,7 +137,6 @@ def reachable(wandb: Any, mode: str, say: Callable[[str], None]) -> str:
     # wandb's own telemetry writes to the terminal when it meets a network error.
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     if mode not in ("auto", "online"):
-        wandb.setup(wandb.Settings(silent=True, mode=mode))
         return mode
     wandb.setup(wandb.Settings(silent=True, mode="online"))
     try:

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxrl_scale.config.command_line import written
 from jaxrl_scale.figures.plot_style import COLORS, INK, SOFT, dress, new_figure, png
-from jaxrl_scale.search.results import Outcome, Ranked, centre
+from jaxrl_scale.search.results import Outcome, Ranked, iqm_curve
 from jaxrl_scale.search.space import Range, Setting
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def _curve(
 ) -> None:
     """The interquartile mean over the seeds of one setting."""
     if curves:
-        ax.plot(*centre(curves), color=color, label=name)
+        ax.plot(*iqm_curve(curves), color=color, label=name)
 
 
 def _finish(ax: Axes, title: str) -> None:

@@ -117,7 +117,7 @@ def ranked(found: Sequence[Outcome]) -> list[Ranked]:
     return sorted(settings, key=order)
 
 
-def centre(
+def iqm_curve(
     curves: Sequence[Sequence[tuple[float, float | None]]],
 ) -> tuple[np.ndarray, np.ndarray]:
     """Of learning curves with as many points each, ``[R]`` each: the steps, and the interquartile
@@ -130,17 +130,9 @@ def centre(
 
 def agents_table(found: Sequence[Outcome], settings: Sequence[Setting]) -> bytes:
     """CSV with a row for each agent; where its run lies, too."""
-    options, last = list(settings[0]), max(one.rung for one in found)
-    rows = [
-        [
-            *(one.setting, one.seed, *_texts(settings[one.setting]), _steps(one.curve)),
-            *((None, one.score) if one.rung == last else (_told(one.score), None)),
-            *(one.run, one.agent),
-        ]
-        for one in found
-    ]
-    heads = ["env_steps", "return_when_stopped", "eval_return", "run", "agent"]
-    return _csv(["setting", "seed", *options, *heads], rows)
+    columns = _columns(found, settings)
+    columns |= {name: list(map(command_line.written, columns[name])) for name in settings[0]}
+    return _csv(list(columns), list(zip(*columns.values(), strict=True)))
 
 
 def agents_parquet(found: Sequence[Outcome], settings: Sequence[Setting]) -> bytes | None:
@@ -151,32 +143,33 @@ def agents_parquet(found: Sequence[Outcome], settings: Sequence[Setting]) -> byt
         from pyarrow import parquet
     except ImportError:
         return None
-    last = max(one.rung for one in found)
-    columns: dict[str, list[Any]] = {
-        "setting": [one.setting for one in found],
-        "seed": [one.seed for one in found],
-    }
-    for option in settings[0]:
-        values = [settings[one.setting][option] for one in found]
-        plain_kind = all(isinstance(x, int | float | str | None) for x in values)
-        columns[option] = values if plain_kind else [command_line.written(x) for x in values]
-    ends = [one.rung == last for one in found]
-    scores = [_told(one.score) for one in found]
-    columns |= {
-        "env_steps": [_steps(one.curve) for one in found],
-        "return_when_stopped": [None if end else x for end, x in zip(ends, scores, strict=True)],
-        "eval_return": [x if end else None for end, x in zip(ends, scores, strict=True)],
-        "curve_env_steps": [[x for x, _ in one.curve] for one in found],
-        "curve_return": [[y for _, y in one.curve] for one in found],
-        "run": [one.run for one in found],
-        "agent": [one.agent for one in found],
-    }
+    columns = _columns(found, settings)
+    for name in settings[0]:
+        if not all(isinstance(x, int | float | str | None) for x in columns[name]):
+            columns[name] = list(map(command_line.written, columns[name]))
+    columns["curve_env_steps"] = [[x for x, _ in one.curve] for one in found]
+    columns["curve_return"] = [[y for _, y in one.curve] for one in found]
     kinds = {"return_when_stopped": pyarrow.float64(), "eval_return": pyarrow.float64()}
     kinds["curve_return"] = pyarrow.list_(pyarrow.float64())
     arrays = {name: pyarrow.array(x, kinds.get(name)) for name, x in columns.items()}
     sink = pyarrow.BufferOutputStream()
     parquet.write_table(pyarrow.table(arrays), sink)
     return sink.getvalue().to_pybytes()
+
+
+def _columns(found: Sequence[Outcome], settings: Sequence[Setting]) -> dict[str, list[Any]]:
+    """What the tables of agents say of each, by the names of their columns."""
+    last = max(one.rung for one in found)
+    return {
+        "setting": [one.setting for one in found],
+        "seed": [one.seed for one in found],
+        **{name: [settings[one.setting][name] for one in found] for name in settings[0]},
+        "env_steps": [_steps(one.curve) for one in found],
+        "return_when_stopped": [None if one.rung == last else _told(one.score) for one in found],
+        "eval_return": [one.score if one.rung == last else None for one in found],
+        "run": [one.run for one in found],
+        "agent": [one.agent for one in found],
+    }
 
 
 def curves_table(found: Sequence[Outcome]) -> bytes:

@@ -74,7 +74,7 @@ def with_file(argv: Sequence[str]) -> list[str]:
     The file's ``get_sweep()`` returns a dict of options by their names without dashes, and their
     values as they are written on the command line; choices may be a list.
     """
-    texts = joined(argv)
+    texts = _joined(argv)
     given = {text.partition("=")[0] for text in texts}
     files = [text.partition("=")[2] for text in texts if text.startswith("--sweep=")]
     rest = [text for text in texts if not text.startswith("--sweep=")]
@@ -100,7 +100,7 @@ def split(argv: Sequence[str]) -> tuple[Config, list[Range]]:
     empty or holds what the option may not be.
     """
     fixed, found = [], dict[str, str]()
-    for text in joined(argv):
+    for text in _joined(argv):
         name, given, value = text.removeprefix("--").partition("=")
         if text.startswith("--") and given and _is_range(name, value):
             if name in found:
@@ -143,7 +143,7 @@ def draw(ranges: Sequence[Range], number: int, how: Draws, seed: int) -> list[Se
     ]
 
 
-def joined(argv: Sequence[str]) -> list[str]:
+def _joined(argv: Sequence[str]) -> list[str]:
     """``--name value`` as ``--name=value``."""
     texts: list[str] = []
     for text in argv:

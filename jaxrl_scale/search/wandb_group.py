@@ -14,7 +14,7 @@ from jaxrl_scale.config.files import flatten
 from jaxrl_scale.records.run_directory import plain, short, write_json
 from jaxrl_scale.records.runs import read_object
 from jaxrl_scale.records.wandb_log import quiet, reachable, reason
-from jaxrl_scale.search.results import Outcome, Ranked, centre
+from jaxrl_scale.search.results import Outcome, Ranked, iqm_curve
 from jaxrl_scale.search.space import Setting
 
 
@@ -53,6 +53,7 @@ def _log_all(
     import wandb
 
     mode: Any = reachable(wandb, base.wandb, print)
+    wandb.setup(wandb.Settings(silent=True, mode=mode))
     for place, one in enumerate(ranks, 1):
         config = command_line.with_options(base, settings[one.setting])
         run = wandb.init(
@@ -67,7 +68,7 @@ def _log_all(
             settings=quiet(wandb),
         )
         run.define_metric("*", step_metric="env_steps")
-        steps, returns = centre([x.curve for x in found if x.setting == one.setting])
+        steps, returns = iqm_curve([x.curve for x in found if x.setting == one.setting])
         for at, value in zip(steps.tolist(), returns.tolist(), strict=True):
             if np.isfinite(value):
                 run.log({"env_steps": at, "return": value})
