@@ -110,6 +110,7 @@ class Recurrent(nn.Module):
         return nn.Dense(3)(nn.RNN(nn.GRUCell(8))(x.reshape(x.shape[0], 9, -1)))
 
 
+@pytest.mark.quickly
 @pytest.mark.parametrize("network", [Convolutions(), Recurrent()], ids=["cnn", "gru"])
 def test_rewritten_networks_have_the_values_and_gradients_of_the_originals(network):
     x = jax.random.normal(jax.random.key(0), (5, 9, 8, 3))

@@ -210,7 +210,7 @@ RUN = [c for c in CONFIGS if c.stem.endswith("cartpole")] + [
 ]
 # One that learns from rollouts, and one that learns from a replay. The others are slow: all
 # algorithms run in test_algorithms.py, all kinds of networks in test_threads.py.
-QUICK = ("apex_cartpole", "lunar_lander")
+QUICK = ("apex_cartpole", "cartpole")
 
 
 @pytest.fixture(scope="module")

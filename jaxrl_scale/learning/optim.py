@@ -89,6 +89,7 @@ def average_over(
       The last carry, and the metrics' means over all steps that were made, the undone one
       included; ``updates`` is the number of steps that were not undone.
     """
+    step = jax.jit(step, inline=True)  # traced once, for its shapes and for the loop
     _, shapes = jax.eval_shape(step, jnp.int32(0), carry)
     # One vector of metrics: each would be an output of the loop to compile.
     zeros, unravel = ravel_pytree(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes))

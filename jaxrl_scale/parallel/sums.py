@@ -158,12 +158,16 @@ def _pool(
         return map_exact(f, *trees)
 
     def grad_exact(f: Callable[..., Any], params: Array, *shards: PyTree) -> tuple[Array, PyTree]:
-        shard_grad = jax.grad(f, has_aux=True)
-        _, aux = jax.eval_shape(f, params, *jax.tree.map(lambda x: x[0], shards))
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (params, aux))
-        _, unravel = ravel_pytree(zeros)
-        # One vector: each number would be an output of the loop to compile.
-        return unravel(sum(map_shards(lambda *s: ravel_pytree(shard_grad(params, *s))[0], *shards)))
+        unravel: Callable[[Array], tuple[Array, PyTree]]
+
+        def flat(*shard: PyTree) -> Array:
+            """One vector: each number would be an output of the loop to compile."""
+            nonlocal unravel  # it knows shapes alone, which are those of every shard
+            vector, unravel = ravel_pytree(jax.grad(f, has_aux=True)(params, *shard))
+            return vector
+
+        sums = sum(map_shards(flat, *shards))
+        return unravel(sums)
 
     def grad_fast(f: Callable[..., Any], params: Array, *shards: PyTree) -> tuple[Array, PyTree]:
         def batch_loss(params: Array) -> tuple[Array, PyTree]:
