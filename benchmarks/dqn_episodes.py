@@ -43,6 +43,7 @@ CHANGES: dict[str, Any] = {
     "total_steps": 500_000,
 }
 OWN: dict[str, Any] = {
+    "n_step": 3,
     "updates_per_iteration": 16,
     "learning_starts": 512,
     "epsilon_end": 0.05,

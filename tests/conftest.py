@@ -10,7 +10,6 @@ import pytest
 import running
 from processes import World
 
-from jaxrl_scale.parallel import placement
 from jaxrl_scale.parallel.placement import Placement
 
 os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"  # before the first device is used
@@ -77,8 +76,6 @@ def compiling(quickly):
 
     Without its fusion emitters XLA compiles in two thirds of the time. A flag, which cannot change
     while a process runs, switches them off, so that a user's program has to switch them on again.
-    A run's initial state is computed without them in every test of this process; the processes that
-    tests start compute it as a user's do.
     """
     jax.config.update("jax_disable_most_optimizations", quickly)
     extra = {} if quickly else running.AS_USERS
@@ -86,7 +83,6 @@ def compiling(quickly):
 
 
 OPTIONS = Placement.compiler_options
-placement.ONCE["xla_cpu_use_fusion_emitters"] = False
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -161,9 +161,7 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         samples = pool.map(lambda rolled: shard_samples(shared, rolled), rollout)  # [S, L, n, ...]
         minibatches = config.steps_per_iteration // options.minibatch_size
         orders = permute.minibatches(pool, key, samples.valid.shape[2], options.epochs, minibatches)
-        mean, scale = normalize.minibatch_moments(
-            pool, samples, orders, options.normalize_advantages
-        )
+        mean, scale = normalize.batch_moments(pool, samples, orders, options.normalize_advantages)
         optimizer = optim.make(options, iteration / config.num_iterations)
         params, unravel = ravel_pytree(shared.params)  # one vector [N]
 

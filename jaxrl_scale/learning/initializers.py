@@ -41,7 +41,4 @@ def orthonormalized(vectors: Array) -> Array:
             vector = vector - (along * earlier).sum(0)
         return done.at[k].set(vector * jax.lax.rsqrt(jnp.square(vector).sum()))
 
-    # XLA would inline a loop of one round and round it as what is around it asks for, which differs
-    # with the number of devices. So it is not told how many rounds there are.
-    rounds = len(vectors) + jnp.isnan(vectors[0, 0]).astype(jnp.int32)
-    return jax.lax.fori_loop(0, rounds, orthonormalize, vectors)
+    return jax.lax.fori_loop(0, len(vectors), orthonormalize, vectors)

@@ -179,7 +179,7 @@ def explained_variance(pool: Pool, samples: Learned) -> Array:
     return 1 - variance[0] / jnp.maximum(variance[1], 1e-8)
 
 
-def minibatch_moments(pool: Pool, samples: Learned, orders: Array, on: bool) -> tuple[Array, Array]:
+def batch_moments(pool: Pool, samples: Learned, orders: Array, on: bool) -> tuple[Array, Array]:
     """Mean, and one over the standard deviation, of the valid advantages of each minibatch, over
     all shards: what normalizes them. Where that is switched off, 0 and 1.
 

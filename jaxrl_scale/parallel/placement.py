@@ -20,9 +20,6 @@ from jaxrl_scale.parallel.machine import unheard
 from jaxrl_scale.parallel.sums import AXIS, device_pool, exchange_rounds, local_pool, map_exact
 from jaxrl_scale.types import Array, Pool, PyTree, Span
 
-ONCE = {"xla_backend_optimization_level": "0"}
-"""XLA's options for a program that runs only once, so that optimising it does not pay."""
-
 # --- placement ------------------------------------------------------------------------------
 
 
@@ -134,10 +131,13 @@ class Placement:
         """``f``, which sees one device's part, compiled for all devices.
 
         ``args`` are placed arrays or `jax.ShapeDtypeStruct` with the leading device axis.
-        ``once``: it will run only once. On CPUs a call must have ended before the next begins:
-        XLA's in-process collectives deadlock when calls queue up (seen with jax 0.10.2).
+        ``once``: it will run only once, so that optimising it does not pay. On CPUs a call
+        must have ended before the next begins: XLA's in-process collectives deadlock when
+        calls queue up (seen with jax 0.10.2).
         """
-        options = self.compiler_options | (ONCE if once else {})
+        options = self.compiler_options
+        if once:
+            options = options | {"xla_backend_optimization_level": "0"}
         mapped = jax.pmap(f, axis_name=AXIS, devices=self.devices, donate_argnums=donate)
         if self.num_processes == 1:
             return mapped.lower(*args).compile(compiler_options=options)
