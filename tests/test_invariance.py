@@ -32,7 +32,7 @@ CONFIGS = {
     "acrobot, shared torso": small(env="Acrobot-v1", shared_torso=True, activation="relu"),
 }
 
-DEVICES = {"cartpole": (2, 4, 8), "pendulum, every option": (4,)}
+DEVICES = {"cartpole": (2, 4, 8), "pendulum, every option": (4, 8)}
 """The others: 8, one for each shard."""
 
 SLOW = ("lunar lander",)
