@@ -62,8 +62,9 @@ train: $(stamp) ## train CONFIG; installs what it needs the first time
 
 # The tests of EnvPool run real Procgen and Atari; where it has no wheel, pyproject.toml leaves it out.
 # Those of a sweep run real Optuna and read real Parquet.
-test: lint .venv/.locked+envpool,search ## lint, then run the tests
-	@.venv/bin/python -m pytest --numprocesses=3 --dist=loadfile --no-loadscope-reorder $(ARGS)
+test: $(stamp) ## lint, then run the tests
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync lint .venv/.locked+envpool,search
+	@.venv/bin/python -m pytest --numprocesses=4 --dist=loadfile --no-loadscope-reorder $(ARGS)
 
 lint: $(stamp) ## ruff and mypy
 	@.venv/bin/python -m ruff check --quiet .

@@ -118,13 +118,15 @@ def once(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: x / (1 + 0 * x), tree)
 
 
+@functools.cache
 def batch_last(f: Callable[..., PyTree]) -> Callable[..., PyTree]:
     """Make ``f``, whose arrays have the batch as their last axis, usable under ``vmap``.
 
     ``vmap`` by itself would put the batch first, and the innermost loops would run over two or four
     components. With this rule it moves the batch to the last axis and calls ``f`` once.
     """
-    wrapped = jax.custom_batching.custom_vmap(f)
+    traced_once = jax.jit(f, inline=True)
+    wrapped = jax.custom_batching.custom_vmap(traced_once)
 
     @wrapped.def_vmap
     def rule(axis_size: int, in_batched: Any, *args: PyTree) -> tuple[PyTree, PyTree]:
@@ -133,7 +135,7 @@ def batch_last(f: Callable[..., PyTree]) -> Callable[..., PyTree]:
                 return jnp.moveaxis(x, 0, -1)
             return jnp.broadcast_to(jnp.asarray(x)[..., None], (*jnp.shape(x), axis_size))
 
-        out = f(*jax.tree.map(last, list(args), list(in_batched)))
+        out = traced_once(*jax.tree.map(last, list(args), list(in_batched)))
         first = jax.tree.map(lambda x: jnp.moveaxis(x, -1, 0), out)
         return first, jax.tree.map(lambda _: True, out)
 

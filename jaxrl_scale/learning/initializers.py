@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from math import prod
 
 import jax
@@ -22,11 +23,16 @@ def orthogonal(gain: float = 1.0) -> Initializer:
 
     def init(key: Key, shape: tuple[int, ...], dtype: jnp.dtype = jnp.float32) -> Array:
         rows, columns = prod(shape[:-1]), shape[-1]
-        longer, shorter = max(rows, columns), min(rows, columns)
-        vectors = orthonormalized(jax.random.normal(key, (longer, shorter), dtype).T)
+        vectors = _random_orthonormal(key, max(rows, columns), min(rows, columns), dtype)
         return gain * (vectors.T if rows >= columns else vectors).reshape(shape)
 
     return init
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))  # layers of one shape are traced once
+def _random_orthonormal(key: Key, longer: int, shorter: int, dtype: jnp.dtype) -> Array:
+    """``[shorter, longer]``"""
+    return orthonormalized(jax.random.normal(key, (longer, shorter), dtype).T)
 
 
 def orthonormalized(vectors: Array) -> Array:

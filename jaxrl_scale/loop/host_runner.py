@@ -127,18 +127,23 @@ class HostRunner:
             )
             self._compiled_init, self._compiled_act = init.result(), act.result()
 
-    def _init(self, seeds: Array, numbers: PyTree) -> State:
+    @cached_property  # one object, which is traced once for its shapes and its program
+    def _init(self) -> Callable[..., State]:
         def init_agent(seed: Array, numbers: PyTree) -> State:
             return state.init_agent(
                 self.config, self.algo, self.pool, lambda key: (), seed, numbers
             )
 
-        return self.placement.map_agents(init_agent, seeds, numbers)
+        return lambda seeds, numbers: self.placement.map_agents(init_agent, seeds, numbers)
 
-    def _act(self, before: State, obs: Array, is_first: Array, turn: Array) -> Any:
-        return self.placement.map_agents(
-            lambda *agent: self._act_agent(turn, *agent), before, obs, is_first
-        )
+    @cached_property  # likewise
+    def _act(self) -> Callable[..., Any]:
+        def act(before: State, obs: Array, is_first: Array, turn: Array) -> Any:
+            return self.placement.map_agents(
+                lambda *agent: self._act_agent(turn, *agent), before, obs, is_first
+            )
+
+        return act
 
     def _update(
         self, before: State, first_carry: PyTree, gathered: Gathered, stop: Array

@@ -90,8 +90,9 @@ class Runner:
             )
             self._compiled_init = compiled_init.result()
 
-    def _init(self, seeds: Array, numbers: PyTree) -> State:
-        return self.placement.map_agents(self._init_agent, seeds, numbers)
+    @cached_property  # one object, which is traced once for its shapes and its program
+    def _init(self) -> Callable[..., State]:
+        return lambda seeds, numbers: self.placement.map_agents(self._init_agent, seeds, numbers)
 
     def _step(self, before: State, stop: Array) -> tuple[State, Packed, Array]:
         after, metrics = self.placement.map_agents(self._step_agent, before)

@@ -138,7 +138,7 @@ class Placement:
         options = self.compiler_options
         if once:
             options = options | {"xla_backend_optimization_level": "0"}
-        mapped = jax.pmap(f, axis_name=AXIS, devices=self.devices, donate_argnums=donate)
+        mapped = self._mapped(f, donate)
         if self.num_processes == 1:
             return mapped.lower(*args).compile(compiler_options=options)
         # Of several processes pmap compiles only what is given as global arrays.
@@ -173,7 +173,10 @@ class Placement:
         return call
 
     def shapes(self, f: Callable[..., Any], *args: PyTree) -> PyTree:
-        """Shapes and dtypes of what `compile` would return for ``args``, of this process."""
+        """Shapes and dtypes of what `compile` would return for ``args``, of this process. If both
+        are given one and the same function object, JAX traces it once for both."""
+        if self.num_processes == 1:
+            return jax.eval_shape(self._mapped(f), *args)
         # As vmap, because pmap's abstract evaluation sees local devices only.
         mapped = jax.vmap(f, axis_name=AXIS)
         whole = jax.tree.map(lambda x: jax.ShapeDtypeStruct(self._global(x.shape), x.dtype), args)
@@ -182,6 +185,9 @@ class Placement:
             return jax.ShapeDtypeStruct((len(self.at_hand), *x.shape[1:]), x.dtype)
 
         return jax.tree.map(here, jax.eval_shape(mapped, *whole))
+
+    def _mapped(self, f: Callable[..., Any], donate: tuple[int, ...] = ()) -> Any:
+        return jax.pmap(f, axis_name=AXIS, devices=self.devices, donate_argnums=donate)
 
     def _global(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return (self.num_devices, *shape[1:])

@@ -64,6 +64,7 @@ def map_exact(f: Callable[..., PyTree], *trees: PyTree, trips: Array | None = No
         return jax.lax.map(lambda args: f(*args), trees)
     if trips is None:
         return jax.tree.map(lambda y: y[None], f(*jax.tree.map(lambda x: x[0], trees)))
+    traced_once = jax.jit(f, inline=True)
     doubled = jax.tree.map(lambda x: jnp.broadcast_to(x, (2, *x.shape[1:])), trees)
 
     def slice_of(i: Any) -> tuple[PyTree, ...]:
@@ -73,9 +74,9 @@ def map_exact(f: Callable[..., PyTree], *trees: PyTree, trips: Array | None = No
         def put(buffer: Array, y: Array) -> Array:
             return jax.lax.dynamic_update_index_in_dim(buffer, y, i, 0)
 
-        return jax.tree.map(put, out, f(*slice_of(i)))
+        return jax.tree.map(put, out, traced_once(*slice_of(i)))
 
-    shapes = jax.eval_shape(f, *jax.eval_shape(slice_of, 0))
+    shapes = jax.eval_shape(traced_once, *jax.eval_shape(slice_of, 0))
     empty = jax.tree.map(lambda y: jnp.empty((2, *y.shape), y.dtype), shapes)
     out = jax.lax.fori_loop(0, trips, one_round, empty)
     return jax.tree.map(lambda y: y[:1], out)
