@@ -28,6 +28,7 @@ def get_config() -> Config:
         log_every=16,
         eval_every=320,
         eval_episodes=64,
+        eval_greedy=False,
         checkpoint_every=80,
         algo=a2c.Config(
             learning_rate=5e-4,

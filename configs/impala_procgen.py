@@ -28,6 +28,7 @@ def get_config() -> Config:
         log_every=4,
         eval_every=80,
         eval_episodes=64,
+        eval_greedy=False,
         checkpoint_every=20,
         algo=impala.Config(
             lag=1,

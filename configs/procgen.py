@@ -37,6 +37,7 @@ def get_config() -> Config:
         log_every=1,
         eval_every=20,
         eval_episodes=64,
+        eval_greedy=False,
         checkpoint_every=5,
         algo=ppo.Config(
             learning_rate=5e-4,

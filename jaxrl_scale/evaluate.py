@@ -67,7 +67,9 @@ def _parser() -> commands.Parser:
         help="latest, or best: the one with the highest score while training [latest]",
     )
     parser.add_argument(
-        "--sampled", action="store_true", help="sample actions from the policy [greedy actions]"
+        "--sampled",
+        action=argparse.BooleanOptionalAction,
+        help="sample actions from the policy, or take the best ones [as the run's own evaluations]",
     )
     parser.add_argument(
         "--gymnasium", action="store_true", help="play in real Gymnasium [in our environment]"
@@ -93,7 +95,7 @@ def evaluate(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
     backend.initialize(config.replace(devices=None))
     _progress(f"loading {args.run_dir}")
     agent = load(args.run_dir, agents[0], args.checkpoint)
-    greedy = not args.sampled
+    greedy = config.eval_greedy if args.sampled is None else not args.sampled
     episodes = f"{args.episodes} episodes{' of each agent' * (len(agents) > 1)}"
     _progress(f"playing {episodes}{' in real Gymnasium' * args.gymnasium}")
     if args.gymnasium:

@@ -79,14 +79,15 @@ def episode(one: Drawn, folder: Path) -> Episode:
                 text += f", every {every}. frame" * (every > 1)
             return Episode(one.label, gif, text)
         agent = load(run.path)
-        frames = agent.record()
+        frames = agent.record(greedy=run.config.eval_greedy)
         gif, every = small_gif(frames, EPISODE_BYTES, folder)
     except RunError as error:
         return Episode(one.label, b"", str(error).replace(str(run.path), "the run"))
     except Exception as error:  # whatever a foreign environment raises, the report is wanted
         reason = one_line(f"{type(error).__name__}: {error}")
         return Episode(one.label, b"", f"the episode could not be recorded ({reason})")
-    text = f"{len(frames) - 1:,} steps, greedy, after iteration {agent.iteration:,}"
+    actions = "greedy" if run.config.eval_greedy else "sampled actions"
+    text = f"{len(frames) - 1:,} steps, {actions}, after iteration {agent.iteration:,}"
     if run.config.num_seeds > 1:
         text += f", seed {run.config.seed}"
     return Episode(one.label, gif, text + f"; every {every}. frame" * (every > 1))

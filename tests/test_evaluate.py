@@ -20,6 +20,8 @@ from jaxrl_scale import envs, evaluate, load, report
 from jaxrl_scale.config import Config, files
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.loop.agent import Agent
+from jaxrl_scale.loop.evaluator import make_evaluators, play_all
+from jaxrl_scale.loop.keys import agent_seeds
 from jaxrl_scale.loop.runner import Runner
 from jaxrl_scale.parallel import backend
 
@@ -85,6 +87,23 @@ def test_sampled_and_greedy_play_differ_and_each_repeats_itself(run, capfd):
     assert sampled[0] == sampled[1]
     assert sampled[0]["greedy"] is False
     assert sampled[0]["mean"] < greedy["mean"] - 5  # hardly trained: its samples are noise
+
+
+def test_a_run_is_evaluated_as_its_config_says(run, agent, world, capfd):
+    """While it trains, and by the command, which may be told otherwise."""
+    copy = world.folder / "sampled"
+    shutil.copytree(run, copy)
+    sampled = agent.config.replace(eval_greedy=False)
+    (copy / "config.json").write_text(json.dumps(files.to_json(sampled)))
+    for config, path in ((agent.config, run), (sampled, copy)):
+        placement = backend.place(config, jax.local_devices())
+        evaluators = make_evaluators(config, agent.env, agent.algo, placement)
+        returns = play_all(evaluators, agent.actor, agent_seeds(config))["eval_return"]
+        result = in_json(path, "--episodes", EPISODES, capfd=capfd)
+        assert result["greedy"] is config.eval_greedy
+        assert result["mean"] == returns.mean() == agent.evaluate(16, config.eval_greedy).mean()
+        other = "--sampled" if config.eval_greedy else "--no-sampled"
+        assert in_json(path, "--episodes", EPISODES, other, capfd=capfd)["mean"] != result["mean"]
 
 
 def test_the_best_checkpoint_can_be_chosen(run, world, capfd):

@@ -359,7 +359,7 @@ class Noise:
 
     iteration = 40
 
-    def record(self):
+    def record(self, greedy):
         return list(np.random.default_rng(0).integers(0, 256, (20, 60, 80, 3), np.uint8))
 
 

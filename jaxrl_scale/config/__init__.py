@@ -151,6 +151,11 @@ class Config:
         0, "iterations from one evaluation to the next; 0: only one, at the end", low=0
     )
     eval_episodes: int = option(128, "episodes per evaluation of each agent", low=1)
+    eval_greedy: bool = option(
+        True,
+        "take the best action in evaluations; false: act as in training, as for Procgen's "
+        "published figures",
+    )
     checkpoint_every: int = option(50, "iterations from one checkpoint to the next", low=1)
     keep_checkpoints: int = option(
         3, "number of newest checkpoints that are kept, in addition to the best one", low=1

@@ -41,10 +41,11 @@ def orthonormalized(vectors: Array) -> Array:
 
     def orthonormalize(k: Array, done: Array) -> Array:
         earlier = jnp.where(jnp.arange(len(done))[:, None] < k, done, 0.0)
-        vector = done[k]
+        vector = jax.lax.dynamic_index_in_dim(done, k, keepdims=False)
         for _ in range(2):
             along = (earlier * vector[None]).sum(1, keepdims=True)
             vector = vector - (along * earlier).sum(0)
-        return done.at[k].set(vector * jax.lax.rsqrt(jnp.square(vector).sum()))
+        vector = vector * jax.lax.rsqrt(jnp.square(vector).sum())
+        return jax.lax.dynamic_update_index_in_dim(done, vector, k, 0)
 
     return jax.lax.fori_loop(0, len(vectors), orthonormalize, vectors)

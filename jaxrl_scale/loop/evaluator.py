@@ -141,7 +141,7 @@ def make_evaluators(
                 )
         played["test_return"] = other
     return {
-        name: make_evaluator(x, algo, placement, config.eval_episodes, greedy=True)
+        name: make_evaluator(x, algo, placement, config.eval_episodes, config.eval_greedy)
         for name, x in played.items()
     }
 

@@ -1,0 +1,77 @@
+"""A game's learning curves: the return of every agent, and evaluations on known and unseen levels.
+
+    python -m jaxrl_scale.train --config configs/procgen.py --env=StarpilotEasy-v0 --num_seeds=3
+    python benchmarks/games_learning.py RUN_DIR [--plot docs/starpilot.png]
+
+Prints a line for every agent of the run: the mean return of its last 100 training episodes, early
+and at the end, and its last evaluations. The return at the first row is that of a policy which has
+hardly learned; `docs/environments.md` has the range by which scores are normalized.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+
+from jaxrl_scale.envs import scores
+from jaxrl_scale.records import runs
+
+
+def agent_steps(run: runs.PastRun) -> np.ndarray:
+    """Environment steps of one agent at every row."""
+    return run.column("env_steps") / run.config.num_seeds
+
+
+def plot(file: Path, run: runs.PastRun) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, (training, evaluated) = plt.subplots(
+        1, 2, figsize=(11, 4), sharey=True, layout="constrained"
+    )
+    millions, returns = agent_steps(run) / 1e6, run.per_agent("return_100")
+    for agent, seed in enumerate(run.seeds):
+        training.plot(millions, returns[:, agent], label=f"seed {seed}")
+    training.set(title="last 100 training episodes", ylabel="return")
+    for metric, label in (("eval_return", "levels of training"), ("test_return", "all levels")):
+        found = run.column(metric)
+        known = np.isfinite(found)
+        if known.any():
+            evaluated.plot(millions[known], found[known], marker=".", label=label)
+    evaluated.set(title=f"evaluation, mean of {len(run.seeds)} agents")
+    for axis in (training, evaluated):
+        axis.set(xlabel="million steps of an agent")
+        axis.legend(fontsize="small")
+    figure.suptitle(run.config.env)
+    figure.savefig(file, dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--plot", type=Path, help="write the curves to this picture")
+    args = parser.parse_args()
+    run = runs.read(args.run)
+    returns = run.per_agent("return_100")
+    first, last = (returns[np.isfinite(returns).all(1)][k] for k in (0, -1))
+    print(f"{run.config.env}, {agent_steps(run)[-1] / 1e6:.2f}M steps, {run.status}")
+    print("| seed | return at first | at the end | evaluation | on all levels | normalized |")
+    print("|---|---|---|---|---|---|")
+    empty = [float("nan")] * len(run.seeds)
+    known, unseen = (
+        (run.summary.get(name) or {}).get("per_agent", empty) for name in ("evaluation", "test")
+    )
+    for seed, *numbers in zip(run.seeds, first, last, known, unseen, strict=True):
+        share = scores.normalized(run.config.env, numbers[2])
+        cells = [f"{x:.2f}" for x in (*numbers, np.nan if share is None else share)]
+        print(f"| {seed} | {' | '.join(cells)} |")
+    if args.plot:
+        plot(args.plot, run)
+
+
+if __name__ == "__main__":
+    main()
