@@ -78,8 +78,15 @@ def _parser() -> commands.Parser:
         "--video",
         metavar="FILE",
         type=Path,
-        help="also write one episode to FILE.gif or FILE.mp4; of a game on the host at most 1,000 "
+        help="also write an episode to FILE.gif or FILE.mp4; of a game on the host at most 1,000 "
         "frames",
+    )
+    parser.add_argument(
+        "--games",
+        metavar="N",
+        type=commands.whole_number(),
+        default=1,
+        help="number of games that the video shows side by side, each with its own start [1]",
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     return parser
@@ -118,7 +125,7 @@ def evaluate(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
     frames = []
     if args.video:
         _progress("drawing the video")
-        frames = agent.record(greedy=greedy)
+        frames = agent.record(greedy=greedy, games=args.games)
         write_video(args.video, frames)
         result["video"] = str(args.video)
     _progress()

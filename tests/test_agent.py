@@ -4,14 +4,17 @@ import collections
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from test_evaluate import untrained
 from test_randomness import Recorder
 
 from jaxrl_scale import Config
+from jaxrl_scale.envs.draw import side_by_side
 from jaxrl_scale.loop.agent import Agent
 from jaxrl_scale.parallel.sums import local_pool
+from jaxrl_scale.types import Discrete, EnvSpec, TimeStep
 
 
 class Filmed(Recorder):
@@ -30,6 +33,55 @@ def test_no_key_of_a_recorded_episode_is_used_twice():
     assert used["play"] == 2
     assert used["step"] == 2
     assert {key: users for key, users in recorder.users.items() if len(users) > 1} == {}
+
+
+class Ages:
+    """Episodes of one to six steps; a picture is as bright as its episode is old."""
+
+    spec = EnvSpec("Ages", (1,), Discrete(2))
+
+    def reset(self, key):
+        last = jax.random.randint(key, (), 1, 7)
+        return (jnp.int32(0), last), jnp.zeros(1)
+
+    def step(self, key, state, action):
+        age, last = state[0] + 1, state[1]
+        ended = age == last
+        return (age, last), TimeStep(jnp.zeros(1), jnp.float32(0), ended, jnp.bool_(False))
+
+    def render(self, state):
+        return np.full((2, 3, 3), state[0], np.uint8)
+
+
+class Never:
+    """Takes action 0."""
+
+    @staticmethod
+    def act(actor, local, carry, obs, is_first, key, greedy=False):
+        return jnp.zeros(obs.shape[0], jnp.int32), carry, ()
+
+    init_carry = staticmethod(lambda number: ())
+
+
+def test_of_several_recorded_games_each_stands_still_when_it_is_over():
+    frames = Agent(Config(), Ages(), Never(), np.zeros(1), iteration=0).record(seed=1, games=5)
+    assert {frame.shape for frame in frames} == {(4, 9, 3)}  # three columns, two rows
+    grid = np.stack(frames).reshape(-1, 2, 2, 3, 3, 3)  # [T, rows, 2, columns, 3, 3]
+    ages = grid[:, :, 0, :, 0, 0].reshape(-1, 6)
+    assert (grid == ages.reshape(-1, 2, 1, 3, 1, 1)).all()
+    lengths = ages.max(0)
+    assert lengths[5] == 0, "nothing is in the last place"
+    assert len(set(lengths[:5])) > 2, "another seed is needed"
+    assert (ages == np.minimum(np.arange(len(frames))[:, None], lengths)).all()
+    assert len(frames) == 1 + lengths.max()
+
+
+def test_large_pictures_are_shrunk_to_be_side_by_side():
+    pictures = np.stack([np.full((400, 600, 3), k, np.uint8) for k in range(2)])
+    assert (side_by_side(pictures[1:]) == pictures[1]).all()
+    both = side_by_side(pictures)
+    assert both.shape == (213, 640, 3)
+    assert both[100, ::320, 0].tolist() == [0, 1]
 
 
 def precisions(text):

@@ -129,16 +129,17 @@ def test_an_evaluation_takes_no_lock_and_changes_nothing(run, capfd):
     assert snapshot() == before
 
 
-def test_a_video_shows_the_episode(run, tmp_path, capfd):
+def test_a_video_shows_the_episodes(run, tmp_path, capfd):
     from PIL import Image
 
     file = tmp_path / "out.gif"
-    status, out, err = command(run, "--episodes", 1, "--video", file, capfd=capfd)
+    arguments = ["--episodes", 1, "--video", file, "--games", 2]
+    status, out, err = command(run, *arguments, capfd=capfd)
     assert (status, err) == (0, "")
     frames = int(re.search(rf"wrote {file} \((\d+) frames\)", out)[1])
     with Image.open(file) as image:
         assert image.format == "GIF"
-        assert image.width > 100
+        assert image.width == 640  # two games side by side
         shown = image.n_frames
     assert 9 < shown <= frames <= 501
 

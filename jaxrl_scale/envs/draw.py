@@ -65,3 +65,26 @@ def turned(point: Point, *, angle: float, at: Point) -> Point:
     """``point``, turned counterclockwise by ``angle`` about the origin and then moved to ``at``."""
     cos, sin = math.cos(angle), math.sin(angle)
     return at[0] + cos * point[0] - sin * point[1], at[1] + sin * point[0] + cos * point[1]
+
+
+_MOST_WIDE = 640  # pixels of several pictures side by side
+
+
+def side_by_side(pictures: np.ndarray) -> np.ndarray:
+    """``[n, height, width, 3]`` uint8 as one picture ``[H, W, 3]``, in rows from the left, with
+    black where the last row is not full. Several are shrunk to `_MOST_WIDE` if they are wider."""
+    if len(pictures) == 1:
+        return pictures[0]
+    from PIL import Image
+
+    columns = math.ceil(math.sqrt(len(pictures)))
+    height, width = pictures.shape[1:3]
+    if (wide := _MOST_WIDE // columns) < width:
+        height, width = max(1, round(height * wide / width)), max(1, wide)
+        resized = [Image.fromarray(picture).resize((width, height)) for picture in pictures]
+        pictures = np.stack([np.asarray(picture) for picture in resized])
+    rows = math.ceil(len(pictures) / columns)
+    grid = np.zeros((rows * columns, height, width, 3), np.uint8)
+    grid[: len(pictures)] = pictures
+    grid = grid.reshape(rows, columns, height, width, 3).swapaxes(1, 2)
+    return grid.reshape(rows * height, columns * width, 3)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ import numpy as np
 
 from jaxrl_scale import envs
 from jaxrl_scale.config import Config, files
+from jaxrl_scale.envs.draw import side_by_side
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.loop import host_rollout, rollout
 from jaxrl_scale.loop.evaluator import LONGEST_EPISODE, make_evaluator
@@ -26,6 +27,10 @@ from jaxrl_scale.types import Algorithm, Box, Environment, HostEnvironment, PyTr
 
 LONGEST_VIDEO = 1_000
 """Frames of a video of a game on the host, where a game may have a hundred thousand."""
+
+Pictures = Generator[tuple[np.ndarray, np.ndarray]]
+"""Step by step, what ``n`` environments look like, ``[n, height, width, 3]`` uint8, and which of
+their first episodes are over, ``[n]`` bool."""
 
 
 @dataclass
@@ -157,48 +162,62 @@ class Agent:
             first = np.zeros_like(done)
         return returns
 
-    def record(self, seed: int = 0, greedy: bool = True) -> list[np.ndarray]:
-        """The frames of one episode in our environment, each ``[height, width, 3]`` uint8. Of a
-        game on the host they are the first `LONGEST_VIDEO`."""
+    def record(self, seed: int = 0, greedy: bool = True, games: int = 1) -> list[np.ndarray]:
+        """The frames of an episode in our environment, each ``[height, width, 3]`` uint8, or of
+        several episodes with starts of their own, side by side (`draw.side_by_side`). An episode
+        that has ended stands still until all have. Of games on the host these are the first
+        `LONGEST_VIDEO` frames."""
+        play = self._pictures_on_host if envs.on_host(self.env) else self._pictures
+        frames, shown, over = [], None, np.zeros(games, bool)
+        with closing(play(seed, greedy, games)) as pictures:
+            for seen, done in pictures:
+                shown = seen if shown is None else np.where(over[:, None, None, None], shown, seen)
+                over = done
+                frames.append(side_by_side(shown))
+        return frames
+
+    def _pictures(self, seed: int, greedy: bool, games: int) -> Pictures:
         env: Any = self.env
-        if envs.on_host(env):
-            return self._record_on_host(env, seed, greedy)
         render = getattr(env, "render", None)
         if render is None:
             raise RunError(f"{self.env.spec.id} has no render(state) method, so no video")
         key_act, key_reset, key_steps = jax.random.split(jax.random.key(seed), 3)
         self.reset()
         self._key = key_act
-        game = jax.jit(lambda key: rollout.reset(env, key, 1))(key_reset)
+        game = jax.jit(lambda key: rollout.reset(env, key, games))(key_reset)
         step = jax.jit(lambda keys, game, action: rollout.step(env, keys, game, action))
 
-        def frame() -> np.ndarray:
-            return render(jax.tree.map(lambda x: np.asarray(x)[0], game.state))
+        def drawn() -> np.ndarray:
+            leaves, structure = jax.tree.flatten(jax.tree.map(np.asarray, game.state))
+            states = [jax.tree.unflatten(structure, each) for each in zip(*leaves, strict=True)]
+            return np.stack([render(state) for state in states])
 
-        frames = [frame()]
+        done = np.zeros(games, bool)
+        yield drawn(), done
         for t in range(self.env.spec.max_episode_steps or LONGEST_EPISODE):
             action = self.act(np.asarray(game.obs), greedy, np.asarray(game.is_first))
-            keys = jax.random.split(jax.random.fold_in(key_steps, t), (1, 2))
+            keys = jax.random.split(jax.random.fold_in(key_steps, t), (games, 2))
             game, _ = step(keys, game, jnp.asarray(action))
-            frames.append(frame())
-            if bool(game.ended[0]):
-                break
-        return frames
+            done = done | np.asarray(game.ended)
+            yield drawn(), done
+            if done.all():
+                return
 
-    def _record_on_host(self, env: HostEnvironment, seed: int, greedy: bool) -> list[np.ndarray]:
+    def _pictures_on_host(self, seed: int, greedy: bool, games: int) -> Pictures:
+        env: Any = self.env
+
         def act(t: int, obs: np.ndarray, is_first: np.ndarray) -> np.ndarray:
             return self.act(obs, greedy, is_first)
 
         self.reset(seed)
-        frames: list[np.ndarray] = []
-        game = host_rollout.play(env, act, np.array([seed]), 1, LONGEST_VIDEO - 1)
-        with closing(game):
-            for simulator, _ in game:
+        seeds = seed + np.arange(games)
+        played = host_rollout.play(env, act, seeds, 1, LONGEST_VIDEO - 1)
+        with closing(played):
+            for simulator, _, done in played:
                 render = getattr(simulator, "render", None)
                 if render is None:
                     raise RunError(f"{env.spec.id} has no simulator with render(), so no video")
-                frames.append(render()[0])
-        return frames
+                yield render(), done
 
 
 def load(run_dir: str | Path, agent: int = 0, checkpoint: str = "latest") -> Agent:

@@ -107,7 +107,7 @@ class HostEvaluator:
         game_seeds = host_seeds(seed, EVALUATE, 0, np.arange(self._episodes))
         threads = self._placement.num_threads
         played = host_rollout.play(self._env, act, game_seeds, threads, limit or LONGEST_EPISODE)
-        *_, (_, scores) = played
+        *_, (_, scores, _) = played
         return scores
 
 

@@ -201,7 +201,7 @@ def play(
     seeds: np.ndarray,
     num_threads: int,
     limit: int,
-) -> Generator[tuple[Simulator, np.ndarray]]:
+) -> Generator[tuple[Simulator, np.ndarray, np.ndarray]]:
     """One whole game in an environment for each of the seeds, step by step.
 
     Args:
@@ -209,22 +209,23 @@ def play(
       limit: steps after which a game without end is cut.
 
     Yields:
-      At the start and after each step, the simulator and the scores so far, ``[n]`` float32.
+      At the start and after each step, the simulator, the scores so far, ``[n]`` float32, and which
+      games are over, ``[n]`` bool.
     """
     score, done = np.zeros(len(seeds), np.float32), np.zeros(len(seeds), bool)
     with errors_in_one_line(f"environment {env.spec.id!r}"):
         simulator = env.simulate(seeds, num_threads)
         with closing(simulator):
             obs, ended, is_first = simulator.reset(), done.copy(), ~done
-            yield simulator, score
+            yield simulator, score, done
             for t in range(limit):
                 simulator.send(clipped(env.spec, act(t, obs, is_first)))
                 seen = simulator.receive()
                 obs, is_first = seen.obs, ended
                 score = score + np.where(done | ended, 0, seen.score)
-                done |= ~ended & seen.game_over
+                done = done | ~ended & seen.game_over
                 ended = ~ended & (seen.terminated | seen.truncated)
-                yield simulator, score
+                yield simulator, score, done
                 if done.all():
                     break
 
