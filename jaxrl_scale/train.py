@@ -119,7 +119,9 @@ def loop(
         closing(runner),
         run_directory.entered(config, name, resume, hosts) as directory,
         StopRequest(hosts.several) as stop,
-        compiled_meanwhile(runner, hosts, bool(config.compilation_cache)) as wait_for_compiler,
+        compiled_meanwhile(
+            runner, hosts, bool(config.compilation_cache), fresh=not resume and start is None
+        ) as wait_for_compiler,
         Log(config, directory, hosts, clock) as log,
         closing(
             Checkpoints(directory.checkpoints, config.keep_checkpoints, hosts, runner.parts())

@@ -250,7 +250,8 @@ def test_a_score_is_that_of_one_whole_game():
     def act(t, obs, is_first):
         return (obs[:, 2] > 0.02).astype(np.int32)
 
-    *_, (_, scores) = host_rollout.play(env, act, seeds, 2, 1000)
+    *_, (_, scores, done) = host_rollout.play(env, act, seeds, 2, 1000)
+    assert done.all()
     for seed, score in zip(seeds, scores, strict=True):
         alone, gained, over, lost = Pole(seed, 2, 100), 0.0, False, False
         while not over:

@@ -13,12 +13,16 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from running import small
 
-from jaxrl_scale import Config, train
+from jaxrl_scale import Config, envs, train
 from jaxrl_scale.algos import ppo
 from jaxrl_scale.errors import FINISHED, NOT_FINITE, STOPPED, RunError
+from jaxrl_scale.loop.make import make_runner
+from jaxrl_scale.parallel import backend
 from jaxrl_scale.parallel.hosts import Hosts
 from jaxrl_scale.parallel.machine import Memory
+from jaxrl_scale.parallel.placement import Placement
 from jaxrl_scale.records import progress
 from jaxrl_scale.records.checkpoint import restore
 from jaxrl_scale.records.progress import Clock
@@ -43,8 +47,8 @@ class Counter:
     def facts(self):
         return {"devices": ["fingers"]}
 
-    def compile(self):
-        self.compiled = True
+    def compile(self, fresh):
+        self.compiled, self.fresh = True, fresh
 
     def init(self):
         assert self.compiled
@@ -109,6 +113,25 @@ def evaluations(run):
 
 
 # --- the loop -------------------------------------------------------------------------------
+
+
+def test_only_a_run_that_is_not_resumed_gets_ready_to_begin(tmp_path):
+    stopped, first = run_of(config_of(tmp_path / "run"), at={3: terminate})
+    done, second = run_of(stopped.config, resume=stopped.path)
+    assert done.exit_status == FINISHED
+    assert (first.fresh, second.fresh) == (True, False)
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "gymnasium:CartPole-v1"])
+def test_a_runner_compiles_the_beginning_only_where_it_is_wanted(env, monkeypatch):
+    config = small(env=env, devices=1)
+    programs = []
+    monkeypatch.setattr(Placement, "compile", lambda _, f, *args, **how: programs.append(how))
+    for fresh in (False, True):
+        runner = make_runner(config, envs.make(env), backend.place(config, jax.local_devices()))
+        runner.compile(fresh)
+        assert sum("once" in how for how in programs) == fresh
+    runner.close()
 
 
 def test_a_runner_that_only_counts_is_trained_logged_and_saved(tmp_path, capsys):

@@ -109,13 +109,14 @@ class HostRunner:
 
     # --- compiled for all devices -----------------------------------------------------------
 
-    def compile(self) -> None:
-        """Compile `init`, acting and the update, side by side."""
-        compile, agents = self.placement.compile, self._place_agents()
+    def compile(self, fresh: bool = True) -> None:
+        """Compile acting and the update, and `init` if it will be called (``fresh``), side by
+        side."""
+        compile = self.placement.compile
         carry = self._device_shapes.local.carry
         gathered = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self._gathered)
         with ThreadPoolExecutor(2) as pool:
-            init = pool.submit(compile, self._init, *agents, once=True)
+            init = pool.submit(lambda: self._compiled_init) if fresh else None
             act = pool.submit(compile, self._act, self._device_shapes, *self._seen_shapes)
             self._compiled_update = compile(
                 self._update,
@@ -125,7 +126,13 @@ class HostRunner:
                 self.placement.split_flag(False),
                 donate=(0,),
             )
-            self._compiled_init, self._compiled_act = init.result(), act.result()
+            self._compiled_act = act.result()
+            if init:
+                init.result()
+
+    @cached_property
+    def _compiled_init(self) -> Any:
+        return self.placement.compile(self._init, *self._place_agents(), once=True)
 
     @cached_property  # one object, which is traced once for its shapes and its program
     def _init(self) -> Callable[..., State]:

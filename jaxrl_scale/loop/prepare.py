@@ -96,25 +96,26 @@ def jax_settings_restored() -> Iterator[None]:
 
 @contextmanager
 def compiled_meanwhile(
-    runner: Runner, hosts: Hosts, cache_is_used: bool
+    runner: Runner, hosts: Hosts, cache_is_used: bool, fresh: bool
 ) -> Iterator[Callable[[], None]]:
     """Compile in a thread while the block goes on; the block calls what it is given to wait.
 
     Args:
       cache_is_used: whether compiled programs are kept in a folder.
+      fresh: whether the run begins at the beginning.
     """
     with ThreadPoolExecutor(1, thread_name_prefix="compile") as thread:
-        yield thread.submit(compile_in_turn, runner, hosts, cache_is_used).result
+        yield thread.submit(compile_in_turn, runner, hosts, cache_is_used, fresh).result
 
 
-def compile_in_turn(runner: Runner, hosts: Hosts, cache_is_used: bool) -> None:
+def compile_in_turn(runner: Runner, hosts: Hosts, cache_is_used: bool, fresh: bool) -> None:
     """Compile. On one machine process 0 does it first, and the others then find its programs in
     the cache."""
     in_turn = hosts.together and cache_is_used
     if hosts.leader or not in_turn:
-        runner.compile()
+        runner.compile(fresh)
     hosts.barrier("process 0 has compiled", thread="compile")
     if not hosts.leader and in_turn:
-        runner.compile()
+        runner.compile(fresh)
     # Here the watch waits for slow compilers. A collective would give up.
     hosts.barrier("compiled", thread="compile")

@@ -35,8 +35,9 @@ class Runner(Protocol):
         """What the run runs on, for ``run.json``: ``devices``, a text for each, and more."""
         ...
 
-    def compile(self) -> None:
-        """Get ready. Called once, before `init` and `step`, in a thread."""
+    def compile(self, fresh: bool) -> None:
+        """Get ready. Called once, before `init` and `step`, in a thread. ``fresh``: `init` will be
+        called; of a run that is resumed it is not, unless no checkpoint is found."""
         ...
 
     def init(self) -> State:

@@ -80,15 +80,19 @@ class Runner:
 
     # --- compiled for all devices -----------------------------------------------------------
 
-    def compile(self) -> None:
-        """Compile `init` and `step`, side by side."""
-        compile, agents = self.placement.compile, self._place_agents()
+    def compile(self, fresh: bool = True) -> None:
+        """Compile `step`, and beside it `init` if it will be called (``fresh``)."""
         with ThreadPoolExecutor(1) as pool:
-            compiled_init = pool.submit(compile, self._init, *agents, once=True)
-            self._compiled_step = compile(
+            init = pool.submit(lambda: self._compiled_init) if fresh else None
+            self._compiled_step = self.placement.compile(
                 self._step, self._placed_shapes, self.placement.split_flag(False), donate=(0,)
             )
-            self._compiled_init = compiled_init.result()
+            if init:
+                init.result()
+
+    @cached_property
+    def _compiled_init(self) -> Any:
+        return self.placement.compile(self._init, *self._place_agents(), once=True)
 
     @cached_property  # one object, which is traced once for its shapes and its program
     def _init(self) -> Callable[..., State]:
