@@ -250,7 +250,7 @@ def test_the_other_configs_fit_their_environments(file):
     placement = backend.place(one, jax.local_devices())
     if envs.on_host(env):
         host = HostRunner(one, env, placement)
-        before = host._device_shapes
+        before = host._beginning.shapes
         arrays = before.local.carry, host._gathered, placement.split_flag(False)
         after, *_ = placement.shapes(host._update, before, *arrays)
         assert jax.tree.map(lambda x: x.shape, after) == jax.tree.map(lambda x: x.shape, before)

@@ -45,6 +45,7 @@ class HostRunner:
         self.agents = state.agents(config) if agents is None else agents
         self.pool = placement.pool()
         self.algo: Algorithm = algos.get(config.algo.name).make(config, env.spec, self.pool)
+        self._beginning = state.Beginning(placement, self._init_agent, self.agents)
         self._evaluators = make_evaluators(config, env, self.algo, placement)
         of_agents, shards = placement.held
         held = (of_agents.stop - of_agents.start, shards.stop - shards.start)
@@ -60,6 +61,9 @@ class HostRunner:
         self._stage = Stage(env, self._index.shape, placement.num_threads)
 
     # --- one device's part of one agent -----------------------------------------------------
+
+    def _init_agent(self, seed: Array, numbers: PyTree) -> State:
+        return state.init_agent(self.config, self.algo, self.pool, lambda key: (), seed, numbers)
 
     def _act_agent(
         self, turn: Array, before: State, obs: Array, is_first: Array
@@ -113,14 +117,14 @@ class HostRunner:
         """Compile acting and the update, and `init` if it will be called (``fresh``), side by
         side."""
         compile = self.placement.compile
-        carry = self._device_shapes.local.carry
+        carry = self._beginning.shapes.local.carry
         gathered = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self._gathered)
         with ThreadPoolExecutor(2) as pool:
-            init = pool.submit(lambda: self._compiled_init) if fresh else None
-            act = pool.submit(compile, self._act, self._device_shapes, *self._seen_shapes)
+            init = pool.submit(lambda: self._beginning.program) if fresh else None
+            act = pool.submit(compile, self._act, self._beginning.shapes, *self._seen_shapes)
             self._compiled_update = compile(
                 self._update,
-                self._device_shapes,
+                self._beginning.shapes,
                 carry,
                 gathered,
                 self.placement.split_flag(False),
@@ -130,20 +134,7 @@ class HostRunner:
             if init:
                 init.result()
 
-    @cached_property
-    def _compiled_init(self) -> Any:
-        return self.placement.compile(self._init, *self._place_agents(), once=True)
-
     @cached_property  # one object, which is traced once for its shapes and its program
-    def _init(self) -> Callable[..., State]:
-        def init_agent(seed: Array, numbers: PyTree) -> State:
-            return state.init_agent(
-                self.config, self.algo, self.pool, lambda key: (), seed, numbers
-            )
-
-        return lambda seeds, numbers: self.placement.map_agents(init_agent, seeds, numbers)
-
-    @cached_property  # likewise
     def _act(self) -> Callable[..., Any]:
         def act(before: State, obs: Array, is_first: Array, turn: Array) -> Any:
             return self.placement.map_agents(
@@ -161,12 +152,6 @@ class HostRunner:
         return after, self.placement.publish(metrics), self.placement.any(stop)
 
     @cached_property
-    def _device_shapes(self) -> State:
-        """Of what the devices hold."""
-        shapes: State = self.placement.shapes(self._init, *self._place_agents())
-        return shapes
-
-    @cached_property
     def _seen_shapes(self) -> tuple[Any, Any, Any]:
         """Of what acting sees: observations, which of them are first, the turn."""
         spec, first = self.env.spec, self._index[:, :, self._stage.groups[0]]
@@ -178,7 +163,7 @@ class HostRunner:
     def _gathered(self) -> Gathered:
         """Room for the rollouts of an iteration."""
         length, num_envs = self.config.rollout_length, self.config.envs_per_shard
-        _, _, extras = self.placement.shapes(self._act, self._device_shapes, *self._seen_shapes)
+        _, _, extras = self.placement.shapes(self._act, self._beginning.shapes, *self._seen_shapes)
         room = jax.tree.map(
             lambda x: np.empty((*self._leading, length, *x.shape[3:]), x.dtype), extras
         )
@@ -188,11 +173,8 @@ class HostRunner:
 
     def init(self, agents: Agents | None = None) -> State:
         """As `jaxrl_scale.loop.runner.Runner.init`."""
-        placed = self._compiled_init(*self._place_agents(agents))
+        placed = self._beginning(agents)
         return _with_games(placed, self._no_games())
-
-    def _place_agents(self, agents: Agents | None = None) -> Agents:
-        return state.place_agents(self.placement, agents or self.agents)
 
     def step(self, before: State, stop: bool = False) -> tuple[State, dict[str, np.ndarray], bool]:
         """As `jaxrl_scale.loop.runner.Runner.step`."""
@@ -268,7 +250,7 @@ class HostRunner:
     @cached_property
     def _placed_shapes(self) -> State:
         games = jax.eval_shape(self._no_games)
-        return _with_games(self._device_shapes, games)
+        return _with_games(self._beginning.shapes, games)
 
     def abstract_state(self) -> State:
         """As `state.canonical`."""

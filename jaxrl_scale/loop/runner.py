@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
 from typing import Any
 
 import jax
@@ -43,6 +42,7 @@ class Runner:
         self.agents = state.agents(config) if agents is None else agents
         self.pool = placement.pool()
         self.algo: Algorithm = algos.get(config.algo.name).make(config, env.spec, self.pool)
+        self._beginning = state.Beginning(placement, self._init_agent, self.agents)
         self._evaluators = make_evaluators(config, env, self.algo, placement)
 
     # --- one device's part of one agent -----------------------------------------------------
@@ -83,20 +83,12 @@ class Runner:
     def compile(self, fresh: bool = True) -> None:
         """Compile `step`, and beside it `init` if it will be called (``fresh``)."""
         with ThreadPoolExecutor(1) as pool:
-            init = pool.submit(lambda: self._compiled_init) if fresh else None
+            init = pool.submit(lambda: self._beginning.program) if fresh else None
             self._compiled_step = self.placement.compile(
-                self._step, self._placed_shapes, self.placement.split_flag(False), donate=(0,)
+                self._step, self._beginning.shapes, self.placement.split_flag(False), donate=(0,)
             )
             if init:
                 init.result()
-
-    @cached_property
-    def _compiled_init(self) -> Any:
-        return self.placement.compile(self._init, *self._place_agents(), once=True)
-
-    @cached_property  # one object, which is traced once for its shapes and its program
-    def _init(self) -> Callable[..., State]:
-        return lambda seeds, numbers: self.placement.map_agents(self._init_agent, seeds, numbers)
 
     def _step(self, before: State, stop: Array) -> tuple[State, Packed, Array]:
         after, metrics = self.placement.map_agents(self._step_agent, before)
@@ -104,10 +96,7 @@ class Runner:
 
     def init(self, agents: Agents | None = None) -> State:
         """The state before the first iteration, placed: of the runner's agents, or of others."""
-        return self._compiled_init(*self._place_agents(agents))
-
-    def _place_agents(self, agents: Agents | None = None) -> Agents:
-        return state.place_agents(self.placement, agents or self.agents)
+        return self._beginning(agents)
 
     def step(self, before: State, stop: bool = False) -> tuple[State, dict[str, np.ndarray], bool]:
         """One iteration: collect, then update. ``before`` is donated, never read it again.
@@ -119,15 +108,11 @@ class Runner:
         after, packed, stops = self._compiled_step(before, self.placement.split_flag(stop))
         return after, unpack(self.placement.read(packed)), self.placement.join_flag(stops)
 
-    @cached_property
-    def _placed_shapes(self) -> State:
-        return self.placement.shapes(self._init, *self._place_agents())
-
     # --- to and from the host ---------------------------------------------------------------
 
     def abstract_state(self) -> State:
         """Shapes and dtypes of the canonical state, ``shared [P, …]``, ``local [P, S, …]``."""
-        return state.canonical(self.placement, self._placed_shapes)
+        return state.canonical(self.placement, self._beginning.shapes)
 
     def parts(self) -> PyTree:
         """As `state.parts`."""
@@ -149,11 +134,11 @@ class Runner:
 
     def check_memory(self) -> None:
         """Raise a `RunError` if the state does not fit into the memory."""
-        check_memory(self._placed_shapes, self.placement.at_hand)
+        check_memory(self._beginning.shapes, self.placement.at_hand)
 
     def describe(self) -> str:
         """For people: ``1 cpu device with 4 shards each, exact sums, a state of 31.4 kB``."""
-        size = decimal(num_bytes(self._placed_shapes))
+        size = decimal(num_bytes(self._beginning.shapes))
         return f"{self.placement.describe()}, a state of {size}"
 
     def facts(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
@@ -149,9 +150,37 @@ def held_by(placement: Placement, agents: Agents) -> Agents:
     return Agents(*jax.tree.map(lambda x: x[held.start : held.stop], agents))
 
 
-def place_agents(placement: Placement, agents: Agents) -> Agents:
-    """The agents that this process holds, placed."""
-    return Agents(*placement.split_shared(held_by(placement, agents)))
+class Beginning:
+    """The state before the first iteration, placed, of the agents of a run or of others: call it.
+
+    Args:
+      init_agent: one device's part of an agent, from its seed and its options.
+    """
+
+    def __init__(
+        self, placement: Placement, init_agent: Callable[[Array, PyTree], State], agents: Agents
+    ):
+        self._placement, self._agents = placement, agents
+        # One function object, which JAX traces once for its shapes and its program.
+        self._init = lambda seeds, numbers: placement.map_agents(init_agent, seeds, numbers)
+
+    def __call__(self, agents: Agents | None = None) -> State:
+        placed: State = self.program(*self._place(agents or self._agents))
+        return placed
+
+    @cached_property
+    def program(self) -> Any:
+        """Compiled when it is first wanted."""
+        return self._placement.compile(self._init, *self._place(self._agents), once=True)
+
+    @cached_property
+    def shapes(self) -> State:
+        """Shapes and dtypes of the placed state."""
+        shapes: State = self._placement.shapes(self._init, *self._place(self._agents))
+        return shapes
+
+    def _place(self, agents: Agents) -> Agents:
+        return Agents(*self._placement.split_shared(held_by(self._placement, agents)))
 
 
 # --- to and from the host -----------------------------------------------------------------------
