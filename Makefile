@@ -63,7 +63,7 @@ train: $(stamp) ## train CONFIG; installs what it needs the first time
 # The tests of EnvPool run real Procgen and Atari; where it has no wheel, pyproject.toml leaves it out.
 # Those of a sweep run real Optuna and read real Parquet.
 test: $(stamp) ## lint, then run the tests
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync lint .venv/.locked+envpool,search
+	@$(MAKE) --no-print-directory --jobs=2 lint .venv/.locked+envpool,search
 	@.venv/bin/python -m pytest --numprocesses=3 --dist=loadfile --no-loadscope-reorder --durations=10 $(ARGS)
 
 lint: $(stamp) ## ruff and mypy

@@ -5,7 +5,7 @@
 
 Prints a line for every agent of the run: the mean return of its last 100 training episodes, early
 and at the end, and its last evaluations. The return at the first row is that of a policy which has
-hardly learned; `docs/environments.md` has the range by which scores are normalized.
+hardly learned. Scores are normalized as in `jaxrl_scale.envs.scores`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,6 @@ from jaxrl_scale.envs import scores
 from jaxrl_scale.records import runs
 
 
-def agent_steps(run: runs.PastRun) -> np.ndarray:
-    """Environment steps of one agent at every row."""
-    return run.column("env_steps") / run.config.num_seeds
-
-
 def plot(file: Path, run: runs.PastRun) -> None:
     import matplotlib
 
@@ -33,7 +28,7 @@ def plot(file: Path, run: runs.PastRun) -> None:
     figure, (training, evaluated) = plt.subplots(
         1, 2, figsize=(11, 4), sharey=True, layout="constrained"
     )
-    millions, returns = agent_steps(run) / 1e6, run.per_agent("return_100")
+    millions, returns = run.agent_steps / 1e6, run.per_agent("return_100")
     for agent, seed in enumerate(run.seeds):
         training.plot(millions, returns[:, agent], label=f"seed {seed}")
     training.set(title="last 100 training episodes", ylabel="return")
@@ -58,7 +53,7 @@ def main() -> None:
     run = runs.read(args.run)
     returns = run.per_agent("return_100")
     first, last = (returns[np.isfinite(returns).all(1)][k] for k in (0, -1))
-    print(f"{run.config.env}, {agent_steps(run)[-1] / 1e6:.2f}M steps, {run.status}")
+    print(f"{run.config.env}, {run.agent_steps[-1] / 1e6:.2f}M steps, {run.status}")
     print("| seed | return at first | at the end | evaluation | on all levels | normalized |")
     print("|---|---|---|---|---|---|")
     empty = [float("nan")] * len(run.seeds)

@@ -36,9 +36,9 @@ PUBLISHED = {  # by learning rate
 def curve(run: Path) -> tuple[np.ndarray, np.ndarray]:
     """Steps of one seed, and the mean return of the last 100 episodes of each, over the seeds."""
     found = runs.read(run)
-    steps, returns = found.column("env_steps"), found.column("return_100")
+    returns = found.column("return_100")
     known = np.isfinite(returns)
-    return steps[known] / found.config.num_seeds, returns[known]
+    return found.agent_steps[known], returns[known]
 
 
 def plot(file: Path, curves: dict[str, dict[str, tuple[np.ndarray, np.ndarray]]]) -> None:

@@ -753,8 +753,8 @@ def test_whole_seeds_on_processes_change_no_bit(world, path):
     assert_same_run(path, alone)
 
 
-def test_a_run_goes_on_with_4_then_1_then_2_processes(world, reference, path):
-    stops = [(4, 7, 3), (1, 14, 0), (2, None, 0)]  # processes, iteration, who is told
+def test_a_run_goes_on_with_4_then_2_then_1_then_4_processes(world, reference, path):
+    stops = [(4, 5, 3), (2, 11, 1), (1, 16, 0), (4, None, 0)]  # processes, iteration, who is told
     states = []
     for number, at, who in stops:
         accidents = {who: {"signal": "SIGUSR1", "at": at}} if at else {}

@@ -333,7 +333,7 @@ def test_a_run_killed_again_and_again_on_other_devices_ends_bit_for_bit_the_same
         file.write(b'{"iteration": 99, "env_st')  # torn by the crash of a machine
     accident = {"kill_at_file_event": moments.randrange(30, 200)}
     print("checkpoint", newest(path), accident)
-    process = world.start("--resume", path, "--devices", 2, accident=accident)
+    process = world.start("--resume", path, "--devices", 4, accident=accident)
     assert process.communicate(timeout=PATIENCE)[1] == ""
 
     print("checkpoint", newest(path), "then killed in an evaluation")

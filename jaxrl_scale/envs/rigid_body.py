@@ -123,7 +123,8 @@ def batch_last(f: Callable[..., PyTree]) -> Callable[..., PyTree]:
     """Make ``f``, whose arrays have the batch as their last axis, usable under ``vmap``.
 
     ``vmap`` by itself would put the batch first, and the innermost loops would run over two or four
-    components. With this rule it moves the batch to the last axis and calls ``f`` once.
+    components. With this rule it moves the batch to the last axis and calls ``f`` once. A large
+    ``f`` takes seconds to trace, so it is traced once for all calls with arrays of the same shapes.
     """
     traced_once = jax.jit(f, inline=True)
     wrapped = jax.custom_batching.custom_vmap(traced_once)

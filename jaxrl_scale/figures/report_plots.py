@@ -93,7 +93,7 @@ def curve(run: PastRun, metric: str) -> Curve:
     stride = math.ceil(len(run.rows) / CURVE_POINTS)
     kept = slice((len(run.rows) - 1) % stride, None, stride)
     return Curve(
-        steps=run.column("env_steps")[kept] / run.config.num_seeds,
+        steps=run.agent_steps[kept],
         hours=run.column("wall_seconds")[kept] / 3600,
         center=run.column(metric)[kept],
         agents=run.per_agent(metric)[kept],

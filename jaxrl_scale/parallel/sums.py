@@ -64,7 +64,7 @@ def map_exact(f: Callable[..., PyTree], *trees: PyTree, trips: Array | None = No
         return jax.lax.map(lambda args: f(*args), trees)
     if trips is None:
         return jax.tree.map(lambda y: y[None], f(*jax.tree.map(lambda x: x[0], trees)))
-    traced_once = jax.jit(f, inline=True)
+    traced_once = jax.jit(f, inline=True)  # for its shapes and for the loop
     doubled = jax.tree.map(lambda x: jnp.broadcast_to(x, (2, *x.shape[1:])), trees)
 
     def slice_of(i: Any) -> tuple[PyTree, ...]:

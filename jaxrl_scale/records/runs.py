@@ -74,6 +74,11 @@ class PastRun:
         values = (row.get(name) for row in self.rows)
         return np.array([x if isinstance(x, int | float) else np.nan for x in values], float)
 
+    @property
+    def agent_steps(self) -> np.ndarray:
+        """Environment steps of one agent at every row ``[R]``."""
+        return self.column("env_steps") / self.config.num_seeds
+
     def per_agent(self, metric: str) -> np.ndarray:
         """A metric of every row and agent ``[R, P]``; NaN where there is no number, and from the
         row on in which the agent is known to have failed."""
@@ -230,7 +235,7 @@ def read_trace(path: Path) -> Trace:
     scores = evaluation["per_agent"] if evaluation else [None] * run.config.num_seeds
     return Trace(
         iterations=run.column("iteration"),
-        steps=run.column("env_steps") / run.config.num_seeds,
+        steps=run.agent_steps,
         seconds=run.column("wall_seconds") - run.column("compile_seconds"),
         returns=returns,
         final=np.array([np.nan if x is None else x for x in scores], float),
