@@ -11,6 +11,7 @@ hardly learned. Scores are normalized as in `jaxrl_scale.envs.scores`.
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -52,15 +53,18 @@ def main() -> None:
     args = parser.parse_args()
     run = runs.read(args.run)
     returns = run.per_agent("return_100")
-    first, last = (returns[np.isfinite(returns).all(1)][k] for k in (0, -1))
+    known = np.isfinite(returns).all(1)
+    if not known.any():
+        sys.exit(f"{args.run}: no agent has ended an episode yet, so there is nothing to show")
+    first, last = (returns[known][k] for k in (0, -1))
     print(f"{run.config.env}, {run.agent_steps[-1] / 1e6:.2f}M steps, {run.status}")
     print("| seed | return at first | at the end | evaluation | on all levels | normalized |")
     print("|---|---|---|---|---|---|")
     empty = [float("nan")] * len(run.seeds)
-    known, unseen = (
+    on_known, on_all = (
         (run.summary.get(name) or {}).get("per_agent", empty) for name in ("evaluation", "test")
     )
-    for seed, *numbers in zip(run.seeds, first, last, known, unseen, strict=True):
+    for seed, *numbers in zip(run.seeds, first, last, on_known, on_all, strict=True):
         share = scores.normalized(run.config.env, numbers[2])
         cells = [f"{x:.2f}" for x in (*numbers, np.nan if share is None else share)]
         print(f"| {seed} | {' | '.join(cells)} |")

@@ -13,7 +13,6 @@ the normalized scores of all seeds are pooled, as in https://arxiv.org/abs/2108.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import itertools
 import os
 import re
@@ -80,9 +79,9 @@ def _check_begun(run: Path, wanted: Config) -> None:
     if not (run / "config.json").exists():
         return
     begun = files.flatten(files.read_json(run / "config.json"))
-    free = {f.name for f in dataclasses.fields(Config) if f.metadata.get("on_resume")}
+    free = {*command_line.CHANGEABLE, "run_dir"}
     for name, value in files.flatten(files.from_json(plain(files.to_json(wanted)))).items():
-        if name not in free | {"run_dir"} and begun.get(name) != value:
+        if name not in free and begun.get(name) != value:
             raise RunError(
                 f"{short(run)} has begun with {name}={begun.get(name)}, not {value}; choose "
                 "another --run_dir"

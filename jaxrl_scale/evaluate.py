@@ -99,6 +99,8 @@ def evaluate(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
     agents = _agents(args.agents, config.num_seeds)
     if args.video:
         check_video(args.video)
+    elif args.games > 1:
+        raise RunError(f"--games={args.games} says how many games a video shows; add --video=FILE")
     backend.initialize(config.replace(devices=None))
     _progress(f"loading {args.run_dir}")
     agent = load(args.run_dir, agents[0], args.checkpoint)

@@ -144,6 +144,12 @@ def test_a_video_shows_the_episodes(run, tmp_path, capfd):
     assert 9 < shown <= frames <= 501
 
 
+def test_games_side_by_side_need_a_video(run, capfd):
+    status, out, err = command(run, "--games", 2, capfd=capfd)
+    assert (status, out) == (2, "")
+    assert err == "error: --games=2 says how many games a video shows; add --video=FILE\n"
+
+
 @pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="needs ffmpeg")
 def test_a_video_can_be_an_mp4(run, tmp_path, capfd):
     file = tmp_path / "out.mp4"

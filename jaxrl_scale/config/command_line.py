@@ -111,6 +111,10 @@ def with_options(config: Config, changes: dict[str, Any]) -> Config:
     return config.replace(**rest, algo=dataclasses.replace(config.algo, **options))
 
 
+CHANGEABLE = tuple(f.name for f in dataclasses.fields(Config) if f.metadata.get("on_resume"))
+"""The options that a run's result does not depend on, so that a run may go on with others."""
+
+
 def check_resume(config: Config, changes: dict[str, Any], dashes: str = "--") -> None:
     """Raise a `RunError` for a change of a run's config on which its result depends.
 
@@ -119,7 +123,7 @@ def check_resume(config: Config, changes: dict[str, Any], dashes: str = "--") ->
       changes: options by the names of `flatten`, and their values.
       dashes: what precedes an option's name in the message.
     """
-    allowed = [f.name for f in dataclasses.fields(Config) if f.metadata.get("on_resume")]
+    allowed = [*CHANGEABLE]
     if not config.algo.depends_on_budget:  # a longer run then begins exactly like a shorter one
         allowed += ["total_steps", "iterations"]
     current = flatten(config)

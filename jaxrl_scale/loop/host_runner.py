@@ -119,8 +119,7 @@ class HostRunner:
         compile = self.placement.compile
         carry = self._beginning.shapes.local.carry
         gathered = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self._gathered)
-        with ThreadPoolExecutor(2) as pool:
-            init = pool.submit(lambda: self._beginning.program) if fresh else None
+        with self._beginning.compiled_beside(fresh), ThreadPoolExecutor(1) as pool:
             act = pool.submit(compile, self._act, self._beginning.shapes, *self._seen_shapes)
             self._compiled_update = compile(
                 self._update,
@@ -131,8 +130,6 @@ class HostRunner:
                 donate=(0,),
             )
             self._compiled_act = act.result()
-            if init:
-                init.result()
 
     @cached_property  # one object, which is traced once for its shapes and its program
     def _act(self) -> Callable[..., Any]:

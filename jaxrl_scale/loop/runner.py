@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -82,13 +81,10 @@ class Runner:
 
     def compile(self, fresh: bool = True) -> None:
         """Compile `step`, and beside it `init` if it will be called (``fresh``)."""
-        with ThreadPoolExecutor(1) as pool:
-            init = pool.submit(lambda: self._beginning.program) if fresh else None
+        with self._beginning.compiled_beside(fresh):
             self._compiled_step = self.placement.compile(
                 self._step, self._beginning.shapes, self.placement.split_flag(False), donate=(0,)
             )
-            if init:
-                init.result()
 
     def _step(self, before: State, stop: Array) -> tuple[State, Packed, Array]:
         after, metrics = self.placement.map_agents(self._step_agent, before)

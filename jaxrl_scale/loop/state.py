@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -172,6 +174,15 @@ class Beginning:
     def program(self) -> Any:
         """Compiled when it is first wanted."""
         return self._placement.compile(self._init, *self._place(self._agents), once=True)
+
+    @contextmanager
+    def compiled_beside(self, wanted: bool) -> Iterator[None]:
+        """Compile the program, if it is ``wanted``, in a thread beside what the body does."""
+        with ThreadPoolExecutor(1) as pool:
+            program = pool.submit(lambda: self.program) if wanted else None
+            yield
+            if program:
+                program.result()
 
     @cached_property
     def shapes(self) -> State:
