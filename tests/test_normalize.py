@@ -14,22 +14,27 @@ def test_moments_are_those_of_the_unmasked_samples_of_all_shards(exact):
     rng = np.random.default_rng(0)
     x = rng.normal(3.0, 2.0, (4, 16, 5, 3)).astype(np.float32)
     mask = rng.random((4, 16, 5)) < 0.7
-    count, mean, variance = normalize.pooled_moments(local_pool(4, exact), x, mask)
+    flat = x.reshape(4, 80, 3), mask.reshape(4, 80)
+    ((count, mean, variance),) = normalize.pooled_moments(local_pool(4, exact), flat)
     assert int(count) == mask.sum()
     np.testing.assert_allclose(mean, x[mask].mean(0), rtol=1e-5)
     np.testing.assert_allclose(variance, x[mask].var(0), rtol=1e-5)
 
 
-def test_moments_of_chosen_axes_leave_the_others():
+def test_each_number_can_have_a_mask_of_its_own_and_batches_do_not_mix():
     rng = np.random.default_rng(1)
-    x = rng.normal(size=(2, 3, 4, 8)).astype(np.float32)
+    x = rng.normal(size=(2, 8, 3, 4)).astype(np.float32)
     mask = rng.random(x.shape) < 0.8
-    count, mean, variance = normalize.pooled_moments(local_pool(2), x, mask, axes=(2,))
+    other = rng.normal(size=(2, 5)).astype(np.float32), np.ones((2, 5), bool)
+    (count, mean, variance), whole = normalize.pooled_moments(local_pool(2), (x, mask), other)
     assert count.shape == mean.shape == variance.shape == (3, 4)
-    chosen = x[:, 1, 2][mask[:, 1, 2]]
+    chosen = x[:, :, 1, 2][mask[:, :, 1, 2]]
     assert int(count[1, 2]) == len(chosen)
     np.testing.assert_allclose(mean[1, 2], chosen.mean(), rtol=1e-5)
     np.testing.assert_allclose(variance[1, 2], chosen.var(), rtol=1e-5)
+    assert int(whole.number) == 10
+    np.testing.assert_allclose(whole.mean, other[0].mean(), rtol=1e-5)
+    np.testing.assert_allclose(whole.variance, other[0].var(), rtol=1e-5)
 
 
 def test_merged_batches_have_the_moments_of_all_samples_together():

@@ -121,21 +121,19 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
             pool, shared.discounted, local, rollout, options.gamma
         )
         samples = pool.map(lambda rolled: shard_samples(shared, rolled), rollout)  # [S, T, B, ...]
-        if options.normalize_advantages:
-            _, mean, variance = normalize.pooled_moments(pool, samples.advantage, samples.valid)
-            scale = 1 / (jnp.sqrt(variance) + 1e-8)
+        advantages = normalize.advantages(pool, samples, options.normalize_advantages)
         optimizer = optim.make(options, iteration / config.num_iterations)
         params, unravel = ravel_pytree(shared.params)  # one vector [N]
 
         def shard_loss(params: Array, batch: Samples) -> tuple[Array, Metrics]:
-            batch = batch._replace(obs=normalize.apply(shared.observation, batch.obs))
-            if options.normalize_advantages:
-                batch = batch._replace(advantage=(batch.advantage - mean) * scale)
+            advantage = (batch.advantage - advantages.mean) * advantages.scale
+            obs = normalize.apply(shared.observation, batch.obs)
+            batch = batch._replace(obs=obs, advantage=advantage)
             return loss(network, options, unravel(params), batch)
 
         gradient, metrics = optim.mean_gradient(pool, shard_loss, params, samples)
         params, state = optimizer.step(gradient, params, shared.optimizer)
-        metrics["explained_variance"] = normalize.explained_variance(pool, samples)
+        metrics["explained_variance"] = advantages.explained_variance
         metrics["learning_rate"] = optimizer.learning_rate
         observation = normalize.update(pool, shared.observation, rollout.obs[:, :-1], rollout.valid)
         return Shared(options, unravel(params), state, observation, discounted), local, metrics

@@ -161,7 +161,7 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         samples = pool.map(lambda rolled: shard_samples(shared, rolled), rollout)  # [S, L, n, ...]
         minibatches = config.steps_per_iteration // options.minibatch_size
         orders = permute.minibatches(pool, key, samples.valid.shape[2], options.epochs, minibatches)
-        mean, scale = normalize.batch_moments(pool, samples, orders, options.normalize_advantages)
+        advantages = normalize.advantages(pool, samples, options.normalize_advantages, orders)
         optimizer = optim.make(options, iteration / config.num_iterations)
         params, unravel = ravel_pytree(shared.params)  # one vector [N]
 
@@ -169,7 +169,7 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
             params, state = moving
 
             def shard_loss(params: Array, batch: Samples) -> tuple[Array, Metrics]:
-                advantage = (batch.advantage - mean[step]) * scale[step]
+                advantage = (batch.advantage - advantages.mean[step]) * advantages.scale[step]
                 obs = normalize.apply(shared.observation, batch.obs)
                 batch = batch._replace(obs=obs, advantage=advantage)
                 return loss(network, options, unravel(params), batch)
@@ -183,7 +183,7 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         (params, state), metrics = optim.average_over(
             options.epochs * minibatches, gradient_step, (params, shared.optimizer), stop=too_far
         )
-        metrics["explained_variance"] = normalize.explained_variance(pool, samples)
+        metrics["explained_variance"] = advantages.explained_variance
         metrics["learning_rate"] = optimizer.learning_rate
         observation = normalize.update(pool, shared.observation, rollout.obs[:, :-1], rollout.valid)
         return Shared(options, unravel(params), state, observation, discounted), local, metrics

@@ -38,42 +38,61 @@ def init(on: bool, shape: tuple[int, ...] = ()) -> Statistics | None:
     return Statistics(zero, zero, jnp.zeros(shape), jnp.ones(shape)) if on else None
 
 
-def pooled_moments(
-    pool: Pool, x: Array, mask: Array, axes: tuple[int, ...] | None = None
-) -> tuple[Array, Array, Array]:
-    """Count, mean and variance of the unmasked samples of all shards; two collectives.
+class Moments(NamedTuple):
+    """Of the unmasked samples of a batch; 0 where nothing counts."""
+
+    number: Array  # int32, of samples
+    mean: Array  # float32
+    variance: Array  # float32, biased
+
+
+def pooled_moments(pool: Pool, *batches: tuple[Array, Array]) -> list[Moments]:
+    """The moments of each batch over all shards; two collectives, for all batches together.
 
     Args:
-      x: ``[S, *samples, *shape]``.
-      mask: ``[S, *samples]`` bool.
-      axes: which of ``samples`` to reduce, as axes of one shard's mask; default: all.
+      batches: of each ``x [S, n, *shape]`` and a mask, bool, with as many of these axes as there
+        are numbers to count: ``[S, n]`` where all numbers of a sample count together.
 
     Returns:
-      count (int32), mean and (biased) variance, of the axes that are left; 0 where nothing
-      counts.
+      For each the mean and the variance ``[*shape]``, and the number, which has the mask's axes.
     """
-    chex.assert_equal_shape_prefix([x, mask], mask.ndim)
-    axes = tuple(range(mask.ndim - 1)) if axes is None else axes
 
-    def trailing(x: Array, like: Array) -> Array:
-        return x.reshape(x.shape + (1,) * (like.ndim - x.ndim))
+    def shard_sums(*batches: tuple[Array, Array]) -> list[tuple[Array, Array]]:
+        return [
+            (mask.sum(0, dtype=jnp.int32), jnp.where(_trailing(mask, x), x, 0.0).sum(0))
+            for x, mask in batches
+        ]
 
-    def shard_sum(x: Array, mask: Array) -> tuple[Array, Array]:
-        total = jnp.where(trailing(mask, x), x, 0.0).sum(axes)
-        return mask.sum(axes, dtype=jnp.int32), total
-
-    count, total = pool.sum(pool.map(shard_sum, x, mask))
+    for x, mask in batches:
+        chex.assert_equal_shape_prefix([x, mask], mask.ndim)
+    sums = pool.sum(pool.map(shard_sums, *batches))
     # A product, not a division: XLA may or may not turn a division by a broadcast number into
     # one, by what surrounds it, and the bits would depend on the number of devices.
-    share = trailing(1.0 / jnp.maximum(count, 1).astype(jnp.float32), total)
-    mean = total * share
+    shares = [
+        _trailing(1.0 / jnp.maximum(count, 1).astype(jnp.float32), total) for count, total in sums
+    ]
+    means = [total * share for (_, total), share in zip(sums, shares, strict=True)]
 
-    def shard_squares(x: Array, mask: Array) -> Array:
-        deviation = x - jnp.expand_dims(mean, axes)
-        return jnp.where(trailing(mask, x), jnp.square(deviation), 0.0).sum(axes)
+    def shard_squares(*batches: tuple[Array, Array]) -> list[Array]:
+        return [
+            jnp.where(_trailing(mask, x), jnp.square(x - mean), 0.0).sum(0)
+            for (x, mask), mean in zip(batches, means, strict=True)
+        ]
 
-    squares = pool.sum(pool.map(shard_squares, x, mask))
-    return count, mean, squares * share
+    squares = pool.sum(pool.map(shard_squares, *batches))
+    return [
+        Moments(count, mean, total * share)
+        for (count, _), mean, total, share in zip(sums, means, squares, shares, strict=True)
+    ]
+
+
+def _trailing(x: Array, like: Array) -> Array:
+    return x.reshape(x.shape + (1,) * (like.ndim - x.ndim))
+
+
+def _samples(x: Array, mask: Array) -> tuple[Array, Array]:
+    """``x [S, *samples, *shape]`` and its mask ``[S, *samples]`` with one axis for the samples."""
+    return x.reshape(x.shape[0], -1, *x.shape[mask.ndim :]), mask.reshape(x.shape[0], -1)
 
 
 def merge(old: Statistics, count: Array, mean: Array, variance: Array) -> Statistics:
@@ -112,7 +131,8 @@ def update(pool: Pool, statistics: Statistics | None, x: Array, mask: Array) -> 
     """
     if statistics is None:
         return None
-    return merge(statistics, *pooled_moments(pool, x, mask))
+    (moments,) = pooled_moments(pool, _samples(x, mask))
+    return merge(statistics, *moments)
 
 
 def apply(statistics: Statistics | None, x: Array, clip: float = 10.0) -> Array:
@@ -152,7 +172,8 @@ def scale_rewards(
         rollout.terminated | rollout.truncated,
     )
     # Nothing acts on scaled rewards, so this rollout's own moments may count already.
-    statistics = merge(statistics, *pooled_moments(pool, totals, rollout.valid))
+    (moments,) = pooled_moments(pool, _samples(totals, rollout.valid))
+    statistics = merge(statistics, *moments)
     scale = 1 / jnp.sqrt(statistics.variance + 1e-8)
     reward = pool.map(lambda reward: reward * scale, rollout.reward)
     return rollout._replace(reward=reward), running, statistics
@@ -172,33 +193,47 @@ class Learned(Protocol):
     def valid(self) -> Array: ...
 
 
-def explained_variance(pool: Pool, samples: Learned) -> Array:
-    """How much of the targets' variance the values explain: 1 is all, 0 no more than a mean."""
-    pair = jnp.stack([samples.advantage, samples.target], -1)
-    _, _, variance = pooled_moments(pool, pair, samples.valid)
-    return 1 - variance[0] / jnp.maximum(variance[1], 1e-8)
+class Advantages(NamedTuple):
+    """What normalizes the advantages of each batch that is learned from, ``[...]`` of all batches,
+    and how good the values are that they were made with."""
+
+    mean: Array  # 0 where normalizing is switched off
+    scale: Array  # one over the standard deviation; 1 where normalizing is switched off
+    explained_variance: Array  # [] how much of the targets' variance the values explain: 1 is all
 
 
-def batch_moments(pool: Pool, samples: Learned, orders: Array, on: bool) -> tuple[Array, Array]:
-    """Mean, and one over the standard deviation, of the valid advantages of each minibatch, over
-    all shards: what normalizes them. Where that is switched off, 0 and 1.
+def advantages(
+    pool: Pool, samples: Learned, normalized: bool, orders: Array | None = None
+) -> Advantages:
+    """The moments of the valid advantages of each minibatch, over all shards.
 
-    Advantages do not change within an iteration, so the moments of all its minibatches travel
-    together, before the first gradient step.
+    Advantages do not change within an iteration, so all moments that it needs travel together,
+    before the first gradient step.
 
     Args:
       samples: ``[S, L, n]``.
-      orders: the indices, of ``n``, that make up each minibatch, ``[S, steps, m]``.
+      normalized: whether advantages are to be normalized.
+      orders: the indices, of ``n``, that make up each minibatch, ``[S, steps, m]``; None: all
+        samples are one batch.
 
     Returns:
-      Both ``[steps]``.
+      The mean and the scale ``[steps]``, or ``[]`` of the one batch.
     """
-    steps = orders.shape[1]
-    if not on:
-        return jnp.zeros(steps), jnp.ones(steps)
-    x, mask = (  # [S, L, steps, m]
-        jax.vmap(lambda x, order: x[:, order])(x, orders)
-        for x in (samples.advantage, samples.valid)
-    )
-    _, mean, variance = pooled_moments(pool, x, mask, axes=(0, 2))
-    return mean, 1 / (jnp.sqrt(variance) + 1e-8)
+    shards = samples.valid.shape[0]
+    batches = [_samples(jnp.stack([samples.advantage, samples.target], -1), samples.valid)]
+    if normalized and orders is not None:
+        advantage, valid = (  # [S, L, m, steps]
+            jax.vmap(lambda x, order: x[:, order.T])(x, orders)
+            for x in (samples.advantage, samples.valid)
+        )
+        steps = orders.shape[1]
+        batches.append((advantage.reshape(shards, -1, steps), valid.reshape(shards, -1, steps)))
+    whole, *of_minibatches = pooled_moments(pool, *batches)
+    explained = 1 - whole.variance[0] / jnp.maximum(whole.variance[1], 1e-8)
+    if not normalized:
+        shape = () if orders is None else orders.shape[1]
+        return Advantages(jnp.zeros(shape), jnp.ones(shape), explained)
+    mean, variance = whole.mean[0], whole.variance[0]
+    if of_minibatches:
+        _, mean, variance = of_minibatches[0]
+    return Advantages(mean, 1 / (jnp.sqrt(variance) + 1e-8), explained)
