@@ -75,7 +75,7 @@ def pooled_moments(pool: Pool, *batches: tuple[Array, Array]) -> list[Moments]:
 
     def shard_squares(*batches: tuple[Array, Array]) -> list[Array]:
         return [
-            jnp.where(_trailing(mask, x), jnp.square(x - mean), 0.0).sum(0)
+            jnp.where(_trailing(mask, x), jnp.square(x - mean[None]), 0.0).sum(0)
             for (x, mask), mean in zip(batches, means, strict=True)
         ]
 
