@@ -29,8 +29,8 @@ _YNN_FLAG = "--xla_cpu_experimental_ynn_fusion_type"
 if _YNN_FLAG not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_YNN_FLAG}=-reduce".strip()
 
-# Python calls a command "-m" until it has found its module.
-if sys.argv[:1] == ["-m"]:
+# Python calls a command "-m" until it has found its module; `jaxrl_scale` is the installed one.
+if os.path.basename("".join(sys.argv[:1])) in ("-m", "jaxrl_scale"):
     # Importing and tracing make a million objects that stay, through which the garbage collector
     # would go again and again: half a second of the four that a start takes.
     gc.set_threshold(50_000, 20, 100)

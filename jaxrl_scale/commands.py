@@ -1,4 +1,4 @@
-"""What the six commands share: a parser that answers a mistake in one line, and how they end."""
+"""What all commands share: a parser that answers a mistake in one line, and how they end."""
 
 from __future__ import annotations
 

@@ -198,7 +198,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _command(argv: list[str]) -> int:
     import psutil
 
+    dry_run = command_line.DRY_RUN in argv
+    argv = [text for text in argv if text != command_line.DRY_RUN]
     config, name, resume = command_line.load(argv)
+    if dry_run:
+        print(files.to_python(config, f"What a run of {name!r} would train with."), end="")
+        return 0
     start, launch = psutil.Process().create_time(), command_line.load_launch(argv)
     return train(config, name=name, resume=resume, process_start=start, launch=launch).exit_status
 

@@ -9,8 +9,9 @@ import jaxrl_scale
 
 PACKAGE = Path(jaxrl_scale.__file__).parent
 FLOORS = (
+    {"__main__"},
     {"compare", "sweep"},
-    {"train", "evaluate", "report", "scaling", "search"},
+    {"train", "evaluate", "report", "runs", "scaling", "search"},
     {"loop", "figures"},
     {"records"},
     {"parallel"},

@@ -85,8 +85,10 @@ def changes_of(config: Config, argv: Sequence[str]) -> dict[str, Any]:
     for name in kwargs - {part + end for part in dashed for end in ("", "NAME")}:
         parser.add_argument(name, dest=name.removeprefix("--"), default=argparse.SUPPRESS)
     given = parser.parse_args(argv)
+    if given.dry_run:  # `jaxrl_scale.train` takes it out; other commands train all the same
+        raise RunError(f"only jaxrl_scale.train has {DRY_RUN}")
 
-    others = ("config", "resume", "algo", *(f.name for f in dataclasses.fields(Launch)))
+    others = ("config", "resume", "algo", "dry_run", *(f.name for f in dataclasses.fields(Launch)))
     texts = {k: v for k, v in vars(given).items() if k not in others}
     given_kwargs: dict[str, dict[str, Any]] = {option: {} for option in DICTS}
     for key in [key for key in texts if key.split(".")[0] in DICTS]:
@@ -138,6 +140,8 @@ def check_resume(config: Config, changes: dict[str, Any], dashes: str = "--") ->
             )
 
 
+DRY_RUN = "--dry_run"
+
 _GROUPS = {
     "env": "the task",
     "seed": "the run and its scale",
@@ -178,6 +182,11 @@ def _parser(config: Config) -> Parser:
         metavar="NAME",
         help=f"algorithm: {', '.join(algos.names())}; if it differs from the config file's, its "
         f"options have their own defaults [{config.algo.name}]",
+    )
+    parser.add_argument(
+        DRY_RUN,
+        action="store_true",
+        help="only check the config and print it, as a Python file that --config takes",
     )
     _add_options(parser, config, "")
     _add_options(parser.add_argument_group("several processes"), Launch(), "")

@@ -1,0 +1,73 @@
+"""The commands of the package: ``python -m jaxrl_scale`` lists them.
+
+``python -m jaxrl_scale train`` is ``python -m jaxrl_scale.train``, and so are the others. Where the
+package is installed, ``jaxrl_scale train`` is the same.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import platform
+import sys
+from collections.abc import Sequence
+
+from jaxrl_scale import commands
+from jaxrl_scale.errors import RunError, nearest, one_line
+
+COMMANDS = {
+    "train": "train agents, or go on with a run that was stopped",
+    "evaluate": "play episodes with the agents of a run, and film them",
+    "runs": "list runs: how they differ, what they reached, how far they are",
+    "report": "write a page with the curves and results of one run or several",
+    "sweep": "search good settings among many agents in one program",
+    "compare": "train several configs in several environments and compare them",
+    "scaling": "measure speed and learning against the number of processes",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command: returns the exit status."""
+    return commands.run(_command, argv)
+
+
+def _command(argv: list[str]) -> int:
+    name, *rest = argv or ["--help"]
+    if name in COMMANDS:
+        status: int = importlib.import_module(f"jaxrl_scale.{name}").main(rest)
+        return status
+    if name == "--version":
+        print(version())
+    elif name in ("-h", "--help"):
+        print(listed())
+    else:
+        near = nearest(name, list(COMMANDS))
+        raise RunError(f"no command is called {one_line(name)!r}{near or '; --help lists them'}")
+    return 0
+
+
+def listed() -> str:
+    """All commands, a line each."""
+    lines = [f"  {name:<10} {what}" for name, what in COMMANDS.items()]
+    return "\n".join(
+        [
+            "Train agents with JAX. The commands, each of which has a --help:",
+            "",
+            *lines,
+            "",
+            "  python -m jaxrl_scale train --config configs/acrobot.py",
+            "  python -m jaxrl_scale runs",
+            "",
+            "--version tells the versions of the package and of what its results depend on.",
+        ]
+    )
+
+
+def version() -> str:
+    """``jaxrl_scale 0.1.0 (jax 0.10.2, jaxlib 0.10.2, Python 3.11.7)``"""
+    jax, jaxlib, own = map(importlib.metadata.version, ("jax", "jaxlib", "jaxrl_scale"))
+    return f"jaxrl_scale {own} (jax {jax}, jaxlib {jaxlib}, Python {platform.python_version()})"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

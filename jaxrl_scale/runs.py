@@ -1,0 +1,189 @@
+"""List runs, a line for each: ``python -m jaxrl_scale.runs [FOLDER ...]``.
+
+Only run directories are read; nothing is imported or called that they name. The score is that of
+the final evaluation, with its 95 % interval: over the agents of a run that has several, or else
+over the episodes. Runs of one algorithm in one environment are compared with each other: a run
+shows the options in which it is unlike most of them.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxrl_scale import commands
+from jaxrl_scale.config.command_line import written
+from jaxrl_scale.errors import RunError
+from jaxrl_scale.records import runs
+from jaxrl_scale.records.rows import centre
+from jaxrl_scale.records.run_directory import short
+from jaxrl_scale.records.runs import PastRun
+from jaxrl_scale.records.terminal import compact, number
+
+_ELSEWHERE = ("env", "algo", "seed", "num_seeds", "run_dir")
+"""Options that have a column of their own."""
+
+
+def found(folders: Sequence[Path]) -> Iterator[Path]:
+    """The run directories in some folders, and those of them that are run directories."""
+    for folder in folders:
+        for path, inner, files in os.walk(folder):
+            if "config.json" in files and "run.json" in files:
+                inner.clear()
+                yield Path(path)
+            inner.sort()
+
+
+def differences(alike: Sequence[PastRun]) -> list[dict[str, Any]]:
+    """Of each of some runs of one algorithm in one environment, the options in which they are not
+    all alike."""
+    options = [run.options for run in alike]
+    names = dict.fromkeys(name for own in options for name in own if name not in _ELSEWHERE)
+    different = [
+        name for name in names if any(own.get(name) != options[0].get(name) for own in options)
+    ]
+    return [{name: own.get(name) for name in different} for own in options]
+
+
+def unusual(different: Sequence[dict[str, Any]]) -> list[str]:
+    """Of each run, as one text, those of its `differences` that not most of the runs share."""
+    texts = [{name: written(value) for name, value in own.items()} for own in different]
+    most = len(texts) / 2
+    return [
+        " ".join(
+            f"{name}={text}"
+            for name, text in own.items()
+            if sum(other[name] == text for other in texts) <= most
+        )
+        for own in texts
+    ]
+
+
+def _numbers(run: PastRun) -> dict[str, Any]:
+    """What is known of a run, by the columns of the CSV."""
+    result, evaluation = run.result, run.result.get("evaluation")
+    low, high = evaluation["ci95"] if evaluation else (None, None)
+    return {
+        "run": short(run.path),
+        "env": run.config.env,
+        "algo": run.config.algo.name,
+        "seed": run.config.seed,
+        "num_seeds": run.config.num_seeds,
+        "status": run.status,
+        "env_steps": result["env_steps"],
+        "score": centre(evaluation) if evaluation else None,
+        "score_low": low,
+        "score_high": high,
+        "return_100": result["return_100"],
+        "steps_per_second": result["steps_per_second"],
+        "wall_seconds": result["wall_seconds"],
+    }
+
+
+def kinds(listed: Sequence[PastRun]) -> list[list[PastRun]]:
+    """The runs of each environment and algorithm, in the order of their names."""
+
+    def kind(run: PastRun) -> tuple[str, str]:
+        return run.config.env, run.config.algo.name
+
+    ordered = sorted(listed, key=lambda run: (*kind(run), str(run.path)))
+    return [list(alike) for _, alike in itertools.groupby(ordered, kind)]
+
+
+def write_csv(listed: Sequence[PastRun]) -> None:
+    """All numbers and all options that differ, on standard output."""
+    groups = [(alike, differences(alike)) for alike in kinds(listed)]
+    lines = [
+        _numbers(run) | own
+        for alike, different in groups
+        for run, own in zip(alike, different, strict=True)
+    ]
+    writer = csv.DictWriter(sys.stdout, dict.fromkeys(name for line in lines for name in line))
+    writer.writeheader()
+    writer.writerows(lines)
+
+
+def print_table(listed: Sequence[PastRun]) -> None:
+    """A line for each run, on standard output."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    heads = ("run", "environment", "algorithm", "seeds", "steps", "score", "95 % interval")
+    for head in (*heads, "training", "steps/s", "status", "differs in"):
+        right = head in ("seeds", "steps", "score", "training", "steps/s")
+        table.add_column(head, justify="right" if right else "left", overflow="fold")
+    groups = kinds(listed)
+    runs_of_all = itertools.chain(*groups)
+    texts = itertools.chain(*(unusual(differences(alike)) for alike in groups))
+    for run, own in zip(runs_of_all, texts, strict=True):
+        of = _numbers(run)
+        first, count = of["seed"], of["num_seeds"]
+        low, high = of["score_low"], of["score_high"]
+        table.add_row(
+            *(of["run"], of["env"], of["algo"]),
+            str(first) if count == 1 else f"{first}-{first + count - 1}",
+            compact(of["env_steps"]),
+            number(of["score"]),
+            "" if low is None else f"{number(low)} to {number(high)}",
+            number(of["return_100"]),
+            compact(of["steps_per_second"]),
+            of["status"],
+            own,
+        )
+    # Where nobody looks at a terminal, no line is broken.
+    console = Console(width=None if sys.stdout.isatty() else 1_000, markup=False, highlight=False)
+    with console.capture() as capture:
+        console.print(table)
+    print("\n".join(line.rstrip() for line in capture.get().splitlines()))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command: returns the exit status."""
+    return commands.run(_command, argv)
+
+
+def _command(argv: list[str]) -> int:
+    parser = commands.Parser(
+        prog="python -m jaxrl_scale.runs",
+        usage="python -m jaxrl_scale.runs [FOLDER ...] [--csv]",
+        description="List runs, a line for each: steps, score with its 95 % interval, training\n"
+        "return of the last 100 episodes, speed, status, and how the runs differ.",
+    )
+    parser.add_argument(
+        "folders",
+        metavar="FOLDER",
+        nargs="*",
+        type=Path,
+        default=[Path("runs")],
+        help="a run directory, or a folder with run directories at any depth [runs]",
+    )
+    parser.add_argument(
+        "--csv",
+        action="store_true",
+        help="print comma-separated values: all numbers, and a column for each option that differs",
+    )
+    args = parser.parse_args(argv)
+    for folder in args.folders:
+        if not folder.is_dir():
+            what = "is not a folder" if folder.exists() else "does not exist"
+            raise RunError(f"{folder} {what}; give a folder with run directories")
+    listed = []
+    for path in dict.fromkeys(found(args.folders)):
+        try:
+            listed.append(runs.read(path))
+        except RunError as error:
+            print(f"left out: {error}", file=sys.stderr)
+    if not listed:
+        raise RunError(f"no run with metrics was found in {', '.join(map(str, args.folders))}")
+    write_csv(listed) if args.csv else print_table(listed)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

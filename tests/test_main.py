@@ -1,0 +1,71 @@
+"""The commands by one name, and the config that a run would have."""
+
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxrl_scale import __main__ as package
+from jaxrl_scale.config import files
+
+
+def test_all_commands_are_listed_and_each_has_a_help(capsys):
+    assert package.main([]) == 0
+    out = capsys.readouterr().out
+    for name, what in package.COMMANDS.items():
+        assert re.search(rf"^  {name} +{re.escape(what)}$", out, re.MULTILINE)
+        with pytest.raises(SystemExit) as ended:
+            package.main([name, "--help"])
+        assert ended.value.code == 0
+        assert f"python -m jaxrl_scale.{name}" in capsys.readouterr().out
+    folder = Path(package.__file__).parent
+    runnable = {path.stem for path in folder.glob("*.py") if "sys.exit(main())" in path.read_text()}
+    assert runnable - {"__main__"} == set(package.COMMANDS)
+
+
+def test_a_command_that_does_not_exist_is_answered_with_the_nearest(capsys):
+    assert package.main(["trian"]) == 2
+    assert capsys.readouterr().err == "error: no command is called 'trian'; did you mean train?\n"
+    assert package.main(["--nothing"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_the_version_names_what_results_depend_on(capsys):
+    assert package.main(["--version"]) == 0
+    jax = importlib.import_module("jax").__version__
+    assert re.fullmatch(
+        rf"jaxrl_scale \S+ \(jax {jax}, jaxlib \S+, Python 3\.\d+\.\d+\)\n", capsys.readouterr().out
+    )
+
+
+def test_the_installed_command_is_the_same():
+    command = Path(sys.executable).parent / "jaxrl_scale"
+    if not command.exists():
+        pytest.skip("the package is not installed")
+    done = subprocess.run([command, "train", "--nothing"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: unknown option --nothing")
+
+
+def test_a_dry_run_prints_the_config_as_a_file_that_train_takes(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = ["--env=Pendulum-v1", "--num_envs=32", "--algo.minibatch_size=64", "--seed=9"]
+    assert package.main(["train", *given, "--dry_run"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "again.py").write_text(out)
+    config = files.read_file(tmp_path / "again.py")
+    assert (config.env, config.num_envs, config.seed) == ("Pendulum-v1", 32, 9)
+    assert config.algo.minibatch_size == 64
+    assert package.main(["train", "--config", "again.py", "--dry_run"]) == 0
+    again = capsys.readouterr().out
+    assert again.replace("'again'", "'Pendulum-v1'") == out
+    assert package.main(["train", *given, "--num_envs=31", "--dry_run"]) == 2
+    for other in (["sweep", "--config=again.py"], ["compare", "--envs=X", "--configs=again.py"]):
+        capsys.readouterr()
+        assert package.main([*other, "--dry_run"]) == 2
+        assert capsys.readouterr().err == "error: only jaxrl_scale.train has --dry_run\n"

@@ -1,0 +1,82 @@
+"""The list of runs, of run directories that are written by hand."""
+
+import csv
+import io
+import re
+
+import pytest
+from test_report import make_run
+
+from jaxrl_scale import runs
+
+
+@pytest.fixture
+def listed(tmp_path, capsys, monkeypatch):
+    """What the command prints about some folders below the working directory, and its status."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*argv):
+        status = runs.main(list(argv))
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return run
+
+
+def test_a_line_tells_steps_score_interval_status_and_what_is_unlike_the_others(listed, tmp_path):
+    for k in range(3):
+        make_run(tmp_path / "runs" / f"a{k}", seed=k)
+    make_run(tmp_path / "runs" / "deep" / "b", learning_rate=1e-3, seeds=4)
+    make_run(tmp_path / "runs" / "c", rows=10, finished=False)
+    make_run(tmp_path / "runs" / "d", env="Acrobot-v1", final=-80.0, learning_rate=0.5)
+    status, out, err = listed()
+    assert (status, err) == (0, "")
+    head, *lines = out.splitlines()
+    assert head.split()[:2] == ["run", "environment"]
+    by_name = {line.split()[0]: line for line in lines}
+    assert list(by_name) == [f"runs/{name}" for name in ("d", "a0", "a1", "a2", "c", "deep/b")]
+    words = by_name["runs/a1"].split()
+    assert words[1:8] == ["CartPole-v1", "ppo", "1", "328k", "488.5", "469.5", "to"]
+    assert words[8] == "491.2"
+    assert words[-1] == "done"  # nothing differs
+    four = by_name["runs/deep/b"]
+    assert " 0-3 " in four  # seeds
+    assert " 487.5 " in four  # the interquartile mean of several agents
+    assert four.endswith("algo.learning_rate=0.001")
+    assert re.search(r" - +[\d.]+ +\S+ +no summary yet: iteration 10 of 40$", by_name["runs/c"])
+    assert by_name["runs/d"].endswith("done")  # it is alone in its environment
+    # A folder of one run, or a run directory itself, is listed too, and none twice.
+    assert len(listed("runs/deep", "runs/deep/b")[1].splitlines()) == 2
+
+
+def test_the_csv_has_all_numbers_and_a_column_for_each_option_that_differs(listed, tmp_path):
+    make_run(tmp_path / "one")
+    make_run(tmp_path / "two", learning_rate=0.25, num_envs=32)
+    status, out, err = listed(".", "--csv")
+    assert (status, err) == (0, "")
+    one, two = csv.DictReader(io.StringIO(out))
+    assert (one["run"], two["run"]) == ("one", "two")
+    assert float(one["score"]) == 488.5
+    assert (float(one["score_low"]), float(one["score_high"])) == (469.5, 491.25)
+    different = {name for name in one if "." in name or name == "num_envs"}
+    assert different == {"algo.learning_rate", "num_envs"}
+    assert [float(run["algo.learning_rate"]) for run in (one, two)] == [3e-4, 0.25]
+
+
+def test_what_cannot_be_listed_is_told(listed, tmp_path):
+    assert listed("nowhere") == (
+        2,
+        "",
+        "error: nowhere does not exist; give a folder with run directories\n",
+    )
+    (tmp_path / "runs").mkdir()
+    assert listed() == (2, "", "error: no run with metrics was found in runs\n")
+    make_run(tmp_path / "runs" / "good")
+    broken = make_run(tmp_path / "runs" / "broken")
+    (broken / "config.json").write_text("{")
+    status, out, err = listed()
+    assert status == 0
+    assert "runs/good" in out
+    assert "broken" not in out
+    assert re.fullmatch(r"left out: .*runs/broken/config.json.*\n", err)
+    assert listed("--cvs")[2] == "error: unknown option --cvs; did you mean --csv?\n"
