@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 
 from jaxrl_scale.envs import scores
-from jaxrl_scale.records import runs
+from jaxrl_scale.records import past_run
 
 
-def plot(file: Path, run: runs.PastRun) -> None:
+def plot(file: Path, run: past_run.PastRun) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("--plot", type=Path, help="write the curves to this picture")
     args = parser.parse_args()
-    run = runs.read(args.run)
+    run = past_run.read(args.run)
     returns = run.per_agent("return_100")
     known = np.isfinite(returns).all(1)
     if not known.any():

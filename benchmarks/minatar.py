@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxrl_scale.records import runs
+from jaxrl_scale.records import past_run
 
 GAMES = {"breakout": "Breakout", "space_invaders": "SpaceInvaders"}
 EVERY = 320_000  # steps between the published points; the first is at 319,936
@@ -35,7 +35,7 @@ PUBLISHED = {  # by learning rate
 
 def curve(run: Path) -> tuple[np.ndarray, np.ndarray]:
     """Steps of one seed, and the mean return of the last 100 episodes of each, over the seeds."""
-    found = runs.read(run)
+    found = past_run.read(run)
     returns = found.column("return_100")
     known = np.isfinite(returns)
     return found.agent_steps[known], returns[known]

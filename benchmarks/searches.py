@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxrl_scale.records.runs import read_object
+from jaxrl_scale.records.past_run import read_object
 from jaxrl_scale.records.statistics import score
 
 TARGET = -85.0

@@ -39,9 +39,9 @@ from jaxrl_scale.errors import (
 )
 from jaxrl_scale.figures.plot_style import COLORS, LINES
 from jaxrl_scale.figures.report_plots import Drawn
-from jaxrl_scale.records import runs, statistics
+from jaxrl_scale.records import past_run, statistics
+from jaxrl_scale.records.past_run import PastRun, finished
 from jaxrl_scale.records.run_directory import plain, replace_file, short, write_json
-from jaxrl_scale.records.runs import PastRun, finished
 from jaxrl_scale.report import Cell
 
 # --- what to run ----------------------------------------------------------------------------
@@ -111,7 +111,7 @@ def read(folder: Path) -> list[Drawn]:
     groups: dict[Path, list[PastRun]] = {}
     for path in sorted(folder.glob("*/*/seed*/summary.json")):
         if finished(path.parent):
-            groups.setdefault(path.parents[1], []).append(runs.read(path.parent))
+            groups.setdefault(path.parents[1], []).append(past_run.read(path.parent))
     if not groups:
         raise RunError(f"no run of {short(folder)} has come to its end")
     envs, configs = (
@@ -121,7 +121,7 @@ def read(folder: Path) -> list[Drawn]:
     shown = []
     for path, several in groups.items():
         several.sort(key=lambda run: run.config.seed)
-        run = several[0] if len(several) == 1 else runs.side_by_side(several, path)
+        run = several[0] if len(several) == 1 else past_run.side_by_side(several, path)
         color = COLORS[configs.index(path.name) % len(COLORS)]
         line = LINES[envs.index(path.parent.name) % len(LINES)]
         shown.append(Drawn(run, f"{path.parent.name}/{path.name}", color, line))

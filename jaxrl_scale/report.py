@@ -37,10 +37,10 @@ from jaxrl_scale.figures.report_plots import (
     speed_plots,
 )
 from jaxrl_scale.figures.video import small_gif
-from jaxrl_scale.records import runs
+from jaxrl_scale.records import past_run
+from jaxrl_scale.records.past_run import PastRun
 from jaxrl_scale.records.rows import centre
 from jaxrl_scale.records.run_directory import io_errors, short
-from jaxrl_scale.records.runs import PastRun
 from jaxrl_scale.records.terminal import compact, duration, number
 
 EPISODE_BYTES = 2_000_000
@@ -50,7 +50,7 @@ NONE = "–"
 def read_runs(paths: Sequence[Path]) -> list[Drawn]:
     """The runs, each once."""
     paths = list(dict.fromkeys(Path(os.path.abspath(path.expanduser())) for path in paths))
-    return drawn([runs.read(path) for path in paths])
+    return drawn([past_run.read(path) for path in paths])
 
 
 # --- the episode ----------------------------------------------------------------------------

@@ -19,10 +19,10 @@ from typing import Any
 from jaxrl_scale import commands
 from jaxrl_scale.config.command_line import written
 from jaxrl_scale.errors import RunError
-from jaxrl_scale.records import runs
+from jaxrl_scale.records import past_run
+from jaxrl_scale.records.past_run import PastRun
 from jaxrl_scale.records.rows import centre
 from jaxrl_scale.records.run_directory import short
-from jaxrl_scale.records.runs import PastRun
 from jaxrl_scale.records.terminal import compact, number
 
 _ELSEWHERE = ("env", "algo", "seed", "num_seeds", "run_dir")
@@ -176,7 +176,7 @@ def _command(argv: list[str]) -> int:
     listed = []
     for path in dict.fromkeys(found(args.folders)):
         try:
-            listed.append(runs.read(path))
+            listed.append(past_run.read(path))
         except RunError as error:
             print(f"left out: {error}", file=sys.stderr)
     if not listed:

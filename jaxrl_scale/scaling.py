@@ -45,8 +45,8 @@ from jaxrl_scale.errors import (
 )
 from jaxrl_scale.options import largest_divisor
 from jaxrl_scale.parallel.machine import free_port, visible_cores, visible_gpus
+from jaxrl_scale.records.past_run import finished, last_error, read_trace
 from jaxrl_scale.records.run_directory import io_errors, replace_file, short, write_json
-from jaxrl_scale.records.runs import finished, last_error, read_trace
 from jaxrl_scale.records.study import (
     Point,
     all_series,

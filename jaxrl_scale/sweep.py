@@ -30,8 +30,8 @@ from jaxrl_scale.errors import (
 )
 from jaxrl_scale.parallel.cluster import find
 from jaxrl_scale.records import statistics
+from jaxrl_scale.records.past_run import finished, read_object
 from jaxrl_scale.records.run_directory import io_errors, plain, replace_file, short, write_json
-from jaxrl_scale.records.runs import finished, read_object
 from jaxrl_scale.records.terminal import number
 from jaxrl_scale.search import model, results, rungs, space, wandb_group
 from jaxrl_scale.search.plan import MOST, Chunk, Plan, configs_of, shown

@@ -9,7 +9,7 @@ from processes import SMALL, options, summary, well
 from jaxrl_scale import compare
 from jaxrl_scale.config import Config, files
 from jaxrl_scale.envs import scores
-from jaxrl_scale.records import runs, statistics
+from jaxrl_scale.records import past_run, statistics
 
 ENVS = "CartPole-v1,gymnasium:CartPole-v1"
 TINY = {k: v for k, v in SMALL.items() if k not in ("env", "algo.minibatch_size", "algo.epochs")}
@@ -86,7 +86,7 @@ def test_seeds_stand_side_by_side_as_agents_of_one_run(tmp_path):
     for seed, final in ((4, 8.0), (5, np.nan), (7, 6.0)):
         status, rows = ("failed", 1) if seed == 5 else ("done", 3)
         write_run(tmp_path / str(seed), "CoinrunEasy-v0", seed, final, status=status, rows=rows)
-    together = runs.side_by_side([runs.read(tmp_path / x) for x in "457"], tmp_path)
+    together = past_run.side_by_side([past_run.read(tmp_path / x) for x in "457"], tmp_path)
     assert (together.seeds, together.summary["failed"]) == ([4, 5, 7], [1])
     assert together.summary["evaluation"]["per_agent"] == [8, None, 6]
     assert together.summary["evaluation"]["iqm"] == 7

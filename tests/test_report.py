@@ -15,7 +15,7 @@ from scipy import stats
 from jaxrl_scale import report
 from jaxrl_scale.figures import report_plots, video
 from jaxrl_scale.loop import agent
-from jaxrl_scale.records import runs, statistics, study, terminal
+from jaxrl_scale.records import past_run, statistics, study, terminal
 
 VERSIONS = {"python": "3.11.9", "jaxlib": "0.10.2", "numpy": "2.4.1"}
 
@@ -191,7 +191,7 @@ def test_terminal_summary_report_and_study_say_the_same_of_the_same_run(tmp_path
     done = json.loads((run / "summary.json").read_text())
     done["evaluation"] = statistics.summarize(returns)
     (run / "summary.json").write_text(json.dumps(done))
-    found = runs.read(run)
+    found = past_run.read(run)
 
     center, (low, high) = done["evaluation"]["iqm"], done["evaluation"]["ci95"]
     assert low < center < high
@@ -200,7 +200,7 @@ def test_terminal_summary_report_and_study_say_the_same_of_the_same_run(tmp_path
     assert lines["evaluation return"].startswith(f"{center:.1f}  (IQM, 95% interval {interval};")
     assert results(page_of(run))[0]["Evaluation return"] == f"{center:.1f} {interval}"
     point = study.Point("strong", None, 1, 1, None, 8, 8)
-    (row,) = study.compare([study.Result(point, [runs.read_trace(run)], [])], None)
+    (row,) = study.compare([study.Result(point, [past_run.read_trace(run)], [])], None)
     learned = row["returns"]["iterations"]
     assert (learned["iqm"], learned["ci95"]) == (center, (low, high))
 

@@ -13,9 +13,9 @@ from processes import SMALL, options, rows, summary, well
 from jaxrl_scale import envs, scaling
 from jaxrl_scale.config import Config, files
 from jaxrl_scale.errors import RunError
-from jaxrl_scale.records import runs, statistics
+from jaxrl_scale.records import past_run, statistics
 from jaxrl_scale.records import study as studies
-from jaxrl_scale.records.runs import Trace
+from jaxrl_scale.records.past_run import Trace
 from jaxrl_scale.records.study import Point, Result
 
 
@@ -70,14 +70,14 @@ def write_study(folder, *points):
 def test_the_speed_is_the_median_after_the_first_tenth():
     speeds = {1: 1.0, 2: 800.0, 3: 900.0, 10: 100.0, 20: 200.0, 30: 5.0}
     told = [{"iteration": k, "steps_per_second": v} for k, v in speeds.items()]
-    assert runs.steps_per_second(told) == 100.0  # of 100, 200 and 5: the others end by 3
-    assert runs.steps_per_second(told[-2:]) == 5.0  # the first row never counts
-    assert runs.steps_per_second(told[:1]) == 1.0  # unless it is alone
+    assert past_run.steps_per_second(told) == 100.0  # of 100, 200 and 5: the others end by 3
+    assert past_run.steps_per_second(told[-2:]) == 5.0  # the first row never counts
+    assert past_run.steps_per_second(told[:1]) == 1.0  # unless it is alone
 
 
 def test_a_run_directory_is_read_without_its_compilation_and_failed_agents(tmp_path):
     write_run(tmp_path / "run", speeds=[1, 20, 30], failed=[1], devices=2)
-    read = runs.read_trace(tmp_path / "run")
+    read = past_run.read_trace(tmp_path / "run")
     assert read.steps.tolist() == [160, 320, 480]  # of one agent
     assert read.seconds.tolist() == [3, 6, 9]
     assert read.iterations.tolist() == [2, 4, 6]
@@ -90,10 +90,10 @@ def test_a_run_directory_is_read_without_its_compilation_and_failed_agents(tmp_p
 def test_curves_are_interpolated_and_never_before_their_first_number():
     x = np.array([10.0, 20.0, 40.0])
     y = np.array([[1.0, np.nan], [2.0, 5.0], [4.0, 9.0]])
-    assert runs.at(x, y, 15)[0] == 1.5
-    assert np.isnan(runs.at(x, y, 15)[1])
-    assert runs.at(x, y, 30).tolist() == [3, 7]
-    assert np.isnan(runs.at(x, y, 9)).all()
+    assert past_run.at(x, y, 15)[0] == 1.5
+    assert np.isnan(past_run.at(x, y, 15)[1])
+    assert past_run.at(x, y, 30).tolist() == [3, 7]
+    assert np.isnan(past_run.at(x, y, 9)).all()
 
 
 def test_speed_up_and_efficiency_are_against_the_first():

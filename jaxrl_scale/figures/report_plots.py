@@ -13,8 +13,8 @@ import numpy as np
 
 from jaxrl_scale.figures.plot_style import COLORS, LINES, SOFT, dress, new_figure, png
 from jaxrl_scale.records import statistics
+from jaxrl_scale.records.past_run import PastRun, return_metric
 from jaxrl_scale.records.rows import TIMINGS
-from jaxrl_scale.records.runs import PastRun, return_metric
 from jaxrl_scale.records.terminal import compact, duration
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ import numpy as np
 
 from jaxrl_scale.config import command_line
 from jaxrl_scale.records import statistics
+from jaxrl_scale.records.past_run import of_agents, read_summary
 from jaxrl_scale.records.rows import read_rows
 from jaxrl_scale.records.run_directory import plain
-from jaxrl_scale.records.runs import of_agents, read_summary
 from jaxrl_scale.search.plan import Chunk
 from jaxrl_scale.search.space import Setting
 

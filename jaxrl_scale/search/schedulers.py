@@ -13,8 +13,8 @@ from jaxrl_scale.config import Config
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.loop.state import State
 from jaxrl_scale.records.checkpoint import restore
+from jaxrl_scale.records.past_run import read_object
 from jaxrl_scale.records.run_directory import short, write_json
-from jaxrl_scale.records.runs import read_object
 from jaxrl_scale.search import model, population, results, rungs, space
 from jaxrl_scale.search.plan import Chunk, Plan, abstract_state, chunk_of, configs_of
 from jaxrl_scale.search.results import Outcome

@@ -11,8 +11,8 @@ import numpy as np
 
 from jaxrl_scale.config import Config, command_line
 from jaxrl_scale.config.files import flatten
+from jaxrl_scale.records.past_run import read_object
 from jaxrl_scale.records.run_directory import plain, short, write_json
-from jaxrl_scale.records.runs import read_object
 from jaxrl_scale.records.wandb_log import quiet, reachable, reason
 from jaxrl_scale.search.results import Outcome, Ranked, iqm_curve
 from jaxrl_scale.search.space import Setting
