@@ -26,21 +26,31 @@ def plot(file: Path, run: past_run.PastRun) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, (training, evaluated) = plt.subplots(
-        1, 2, figsize=(11, 4), sharey=True, layout="constrained"
+    evaluations = {
+        label: run.column(metric)
+        for metric, label in (("eval_return", "levels of training"), ("test_return", "all levels"))
+    }
+    evaluations = {k: found for k, found in evaluations.items() if np.isfinite(found).sum() > 1}
+    panels = 2 if evaluations else 1
+    figure, grid = plt.subplots(
+        1, panels, figsize=(5.5 * panels, 4), sharey=True, squeeze=False, layout="constrained"
     )
+    training, *evaluated = grid[0]
     millions, returns = run.agent_steps / 1e6, run.per_agent("return_100")
     for agent, seed in enumerate(run.seeds):
-        training.plot(millions, returns[:, agent], label=f"seed {seed}")
-    training.set(title="last 100 training episodes", ylabel="return")
-    for metric, label in (("eval_return", "levels of training"), ("test_return", "all levels")):
-        found = run.column(metric)
-        known = np.isfinite(found)
-        if known.any():
-            evaluated.plot(millions[known], found[known], marker=".", label=label)
-    evaluated.set(title=f"evaluation, mean of {len(run.seeds)} agents")
-    for axis in (training, evaluated):
+        (line,) = training.plot(millions, returns[:, agent], label=f"seed {seed}")
+        recent = run.per_agent("return")[:, agent]
+        training.plot(millions, recent, ".", markersize=3, alpha=0.4, color=line.get_color())
+    title = "last 100 training episodes; dots: those since the dot before"
+    training.set(title=title, ylabel="return")
+    for axis in evaluated:
+        for label, found in evaluations.items():
+            known = np.isfinite(found)
+            axis.plot(millions[known], found[known], marker=".", label=label)
+        axis.set(title=f"evaluation, mean of {len(run.seeds)} agents")
+    for axis in grid[0]:
         axis.set(xlabel="million steps of an agent")
+        axis.title.set_fontsize("small")
         axis.legend(fontsize="small")
     figure.suptitle(run.config.env)
     figure.savefig(file, dpi=120)

@@ -26,6 +26,7 @@ def get_config() -> Config:
         restart_every=10_000,
         log_every=200,
         eval_episodes=32,
+        eval_greedy=False,
         checkpoint_every=2000,
         algo=a2c.Config(
             learning_rate=7e-4,

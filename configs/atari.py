@@ -27,6 +27,7 @@ def get_config() -> Config:
         restart_every=1000,
         log_every=10,
         eval_episodes=32,
+        eval_greedy=False,
         checkpoint_every=100,
         algo=ppo.Config(
             learning_rate=2.5e-4,

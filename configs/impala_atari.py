@@ -28,6 +28,7 @@ def get_config() -> Config:
         restart_every=1500,
         log_every=20,
         eval_episodes=32,
+        eval_greedy=False,
         checkpoint_every=200,
         algo=impala.Config(
             lag=1,
