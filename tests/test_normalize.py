@@ -1,5 +1,7 @@
 """Running statistics against NumPy over everything seen."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -35,6 +37,36 @@ def test_each_number_can_have_a_mask_of_its_own_and_batches_do_not_mix():
     assert int(whole.number) == 10
     np.testing.assert_allclose(whole.mean, other[0].mean(), rtol=1e-5)
     np.testing.assert_allclose(whole.variance, other[0].var(), rtol=1e-5)
+
+
+class Samples(NamedTuple):
+    advantage: np.ndarray
+    target: np.ndarray
+    valid: np.ndarray
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+def test_each_minibatch_is_normalized_by_its_own_advantages_on_all_shards(normalized):
+    """Two shards of 3 sequences with 4 steps each; three minibatches take a sequence of each."""
+    rng = np.random.default_rng(4)
+    advantage, target = rng.normal(3.0, 2.0, (2, 2, 4, 3)).astype(np.float32)
+    samples = Samples(advantage, target, rng.random((2, 4, 3)) < 0.7)
+    orders = np.array([[[2], [0], [1]], [[1], [2], [0]]])
+    found = normalize.advantages(local_pool(2), samples, normalized, jnp.asarray(orders))
+    for k in range(3):
+        chosen = np.concatenate(
+            [advantage[s, :, orders[s, k, 0]][samples.valid[s, :, orders[s, k, 0]]] for s in (0, 1)]
+        )
+        mean, scale = (chosen.mean(), 1 / chosen.std()) if normalized else (0, 1)
+        np.testing.assert_allclose(found.mean[k], mean, rtol=1e-5)
+        np.testing.assert_allclose(found.scale[k], scale, rtol=1e-5)
+    errors, targets = advantage[samples.valid], target[samples.valid]
+    explained = 1 - errors.var() / targets.var()
+    np.testing.assert_allclose(found.explained_variance, explained, rtol=1e-4)
+    whole = normalize.advantages(local_pool(2), samples, normalized)
+    mean, scale = (errors.mean(), 1 / errors.std()) if normalized else (0, 1)
+    np.testing.assert_allclose(whole.mean, mean, rtol=1e-5)
+    np.testing.assert_allclose(whole.scale, scale, rtol=1e-5)
 
 
 def test_merged_batches_have_the_moments_of_all_samples_together():
