@@ -108,39 +108,60 @@ def write_csv(listed: Sequence[PastRun]) -> None:
     writer.writerows(lines)
 
 
+_RIGHT = ("seeds", "steps", "score", "training", "steps/s")
+_ONLY_IF_WIDE = ("95 % interval", "training", "steps/s")
+_WIDE = 110  # characters of a terminal
+
+
 def print_table(listed: Sequence[PastRun]) -> None:
-    """A line for each run, on standard output."""
+    """A line for each run, on standard output; on a narrow terminal without some columns."""
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    heads = ("run", "environment", "algorithm", "seeds", "steps", "score", "95 % interval")
-    for head in (*heads, "training", "steps/s", "status", "differs in"):
-        right = head in ("seeds", "steps", "score", "training", "steps/s")
-        table.add_column(head, justify="right" if right else "left", overflow="fold")
-    groups = kinds(listed)
-    runs_of_all = itertools.chain(*groups)
-    texts = itertools.chain(*(unusual(differences(alike)) for alike in groups))
-    for run, own in zip(runs_of_all, texts, strict=True):
-        of = _numbers(run)
-        first, count = of["seed"], of["num_seeds"]
-        low, high = of["score_low"], of["score_high"]
-        table.add_row(
-            *(of["run"], of["env"], of["algo"]),
-            str(first) if count == 1 else f"{first}-{first + count - 1}",
-            compact(of["env_steps"]),
-            number(of["score"]),
-            "" if low is None else f"{number(low)} to {number(high)}",
-            number(of["return_100"]),
-            compact(of["steps_per_second"]),
-            of["status"],
-            own,
-        )
     # Where nobody looks at a terminal, no line is broken.
     console = Console(width=None if sys.stdout.isatty() else 1_000, markup=False, highlight=False)
+    groups = kinds(listed)
+    texts = [text for alike in groups for text in unusual(differences(alike))]
+    lines = [
+        _cells(run) | {"differs in": own}
+        for run, own in zip(itertools.chain(*groups), texts, strict=True)
+    ]
+    left_out = {"differs in"} if not any(texts) else set()
+    left_out |= set(_ONLY_IF_WIDE) if console.width < _WIDE else set()
+    heads = [head for head in lines[0] if head not in left_out]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for head in heads:
+        folds = head in ("status", "differs in")
+        table.add_column(
+            head,
+            justify="right" if head in _RIGHT else "left",
+            overflow="fold",
+            no_wrap=not folds,
+            min_width=12 if folds else None,
+        )
+    for line in lines:
+        table.add_row(*(line[head] for head in heads))
     with console.capture() as capture:
         console.print(table)
     print("\n".join(line.rstrip() for line in capture.get().splitlines()))
+
+
+def _cells(run: PastRun) -> dict[str, str]:
+    of = _numbers(run)
+    first, count = of["seed"], of["num_seeds"]
+    low, high = of["score_low"], of["score_high"]
+    return {
+        "run": of["run"],
+        "environment": of["env"],
+        "algorithm": of["algo"],
+        "seeds": str(first) if count == 1 else f"{first}-{first + count - 1}",
+        "steps": compact(of["env_steps"]),
+        "score": number(of["score"]),
+        "95 % interval": "" if low is None else f"{number(low)} to {number(high)}",
+        "training": number(of["return_100"]),
+        "steps/s": compact(of["steps_per_second"]),
+        "status": of["status"],
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
