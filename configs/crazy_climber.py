@@ -4,7 +4,7 @@
     python -m jaxrl_scale.evaluate RUN_DIR --video climber.gif --games 4
 
 The protocol is the preset `ppo` of docs/environments.md with images of half the size, for which the
-Nature CNN takes a sixth of the arithmetic. Beside `configs/atari.py` there are twice the
+Nature CNN takes a ninth of the arithmetic. Beside `configs/atari.py` there are twice the
 environments and the learning rate, and three epochs instead of four.
 
 An agent takes 700,000 steps (2.8 million frames). Random actions score 10,780, and the people of
