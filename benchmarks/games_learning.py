@@ -65,7 +65,7 @@ def main() -> None:
     returns = run.per_agent("return_100")
     known = np.isfinite(returns).all(1)
     if not known.any():
-        sys.exit(f"{args.run}: no agent has ended an episode yet, so there is nothing to show")
+        sys.exit(f"{args.run}: there are no 100 episodes of each agent yet")
     first, last = (returns[known][k] for k in (0, -1))
     print(f"{run.config.env}, {run.agent_steps[-1] / 1e6:.2f}M steps, {run.status}")
     print("| seed | return at first | at the end | evaluation | on all levels | normalized |")

@@ -7,8 +7,6 @@ package is installed, ``jaxrl_scale train`` is the same.
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
-import platform
 import sys
 from collections.abc import Sequence
 
@@ -65,8 +63,12 @@ def listed() -> str:
 
 def version() -> str:
     """``jaxrl_scale 0.1.0 (jax 0.10.2, jaxlib 0.10.2, Python 3.11.7)``"""
-    jax, jaxlib, own = map(importlib.metadata.version, ("jax", "jaxlib", "jaxrl_scale"))
-    return f"jaxrl_scale {own} (jax {jax}, jaxlib {jaxlib}, Python {platform.python_version()})"
+    from jaxrl_scale.records.provenance import versions
+
+    found = versions()
+    own = found.get("jaxrl_scale", "(not installed)")
+    others = f"jax {found['jax']}, jaxlib {found['jaxlib']}, Python {found['python']}"
+    return f"jaxrl_scale {own} ({others})"
 
 
 if __name__ == "__main__":

@@ -238,11 +238,7 @@ def _origin(run: PastRun) -> dict[str, Any]:
 def _table(columns: Sequence[dict[str, Any]], only_different: bool = False) -> dict[str, list[str]]:
     """Values of runs by name. With ``only_different`` those are left out that are the same in all
     runs, and ``run_dir``, which the run's label says."""
-    names = dict.fromkeys(name for column in columns for name in column)
-    table = {name: [column.get(name) for column in columns] for name in names}
-    if only_different:
-        table.pop("run_dir", None)
-        table = {name: v for name, v in table.items() if any(x != v[0] for x in v)}
+    table = past_run.differing(columns) if only_different else past_run.by_name(columns)
     return {name: list(map(_value, values)) for name, values in table.items()}
 
 

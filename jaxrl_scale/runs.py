@@ -14,7 +14,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxrl_scale import commands
 from jaxrl_scale.config.command_line import written
@@ -25,12 +25,12 @@ from jaxrl_scale.records.rows import centre
 from jaxrl_scale.records.run_directory import short
 from jaxrl_scale.records.terminal import compact, number
 
-_ELSEWHERE = ("env", "algo", "seed", "num_seeds", "run_dir")
+_ELSEWHERE = ("env", "algo", "seed", "num_seeds")
 """Options that have a column of their own."""
 
 
 def found(folders: Sequence[Path]) -> Iterator[Path]:
-    """The run directories in some folders, and those of them that are run directories."""
+    """The run directories among some folders, and at any depth below them."""
     for folder in folders:
         for path, inner, files in os.walk(folder):
             if "config.json" in files and "run.json" in files:
@@ -39,29 +39,34 @@ def found(folders: Sequence[Path]) -> Iterator[Path]:
             inner.sort()
 
 
-def differences(alike: Sequence[PastRun]) -> list[dict[str, Any]]:
-    """Of each of some runs of one algorithm in one environment, the options in which they are not
-    all alike."""
-    options = [run.options for run in alike]
-    names = dict.fromkeys(name for own in options for name in own if name not in _ELSEWHERE)
-    different = [
-        name for name in names if any(own.get(name) != options[0].get(name) for own in options)
-    ]
-    return [{name: own.get(name) for name in different} for own in options]
+class Listed(NamedTuple):
+    """A run among those of its algorithm in its environment."""
+
+    run: PastRun
+    different: dict[str, Any]
+    """The options in which these runs are not all alike."""
+    unusual: str
+    """Those of them that not most of these runs share."""
 
 
-def unusual(different: Sequence[dict[str, Any]]) -> list[str]:
-    """Of each run, as one text, those of its `differences` that not most of the runs share."""
-    texts = [{name: written(value) for name, value in own.items()} for own in different]
-    most = len(texts) / 2
-    return [
-        " ".join(
-            f"{name}={text}"
-            for name, text in own.items()
-            if sum(other[name] == text for other in texts) <= most
-        )
-        for own in texts
-    ]
+def compared(listed: Sequence[PastRun]) -> list[Listed]:
+    """The runs in the order of their environments and algorithms."""
+
+    def kind(run: PastRun) -> tuple[str, str]:
+        return run.config.env, run.config.algo.name
+
+    ordered = sorted(listed, key=lambda run: (*kind(run), str(run.path)))
+    lines = []
+    for _, group in itertools.groupby(ordered, kind):
+        alike = list(group)
+        table = past_run.differing([run.options for run in alike])
+        table = {name: values for name, values in table.items() if name not in _ELSEWHERE}
+        texts = {name: list(map(written, values)) for name, values in table.items()}
+        for k, run in enumerate(alike):
+            rare = (n for n, found in texts.items() if 2 * found.count(found[k]) <= len(alike))
+            unusual = " ".join(f"{name}={texts[name][k]}" for name in rare)
+            lines.append(Listed(run, {name: v[k] for name, v in table.items()}, unusual))
+    return lines
 
 
 def _numbers(run: PastRun) -> dict[str, Any]:
@@ -85,24 +90,9 @@ def _numbers(run: PastRun) -> dict[str, Any]:
     }
 
 
-def kinds(listed: Sequence[PastRun]) -> list[list[PastRun]]:
-    """The runs of each environment and algorithm, in the order of their names."""
-
-    def kind(run: PastRun) -> tuple[str, str]:
-        return run.config.env, run.config.algo.name
-
-    ordered = sorted(listed, key=lambda run: (*kind(run), str(run.path)))
-    return [list(alike) for _, alike in itertools.groupby(ordered, kind)]
-
-
 def write_csv(listed: Sequence[PastRun]) -> None:
     """All numbers and all options that differ, on standard output."""
-    groups = [(alike, differences(alike)) for alike in kinds(listed)]
-    lines = [
-        _numbers(run) | own
-        for alike, different in groups
-        for run, own in zip(alike, different, strict=True)
-    ]
+    lines = [_numbers(one.run) | one.different for one in compared(listed)]
     writer = csv.DictWriter(sys.stdout, dict.fromkeys(name for line in lines for name in line))
     writer.writeheader()
     writer.writerows(lines)
@@ -120,13 +110,8 @@ def print_table(listed: Sequence[PastRun]) -> None:
 
     # Where nobody looks at a terminal, no line is broken.
     console = Console(width=None if sys.stdout.isatty() else 1_000, markup=False, highlight=False)
-    groups = kinds(listed)
-    texts = [text for alike in groups for text in unusual(differences(alike))]
-    lines = [
-        _cells(run) | {"differs in": own}
-        for run, own in zip(itertools.chain(*groups), texts, strict=True)
-    ]
-    left_out = {"differs in"} if not any(texts) else set()
+    lines = [_cells(one.run) | {"differs in": one.unusual} for one in compared(listed)]
+    left_out = set() if any(line["differs in"] for line in lines) else {"differs in"}
     left_out |= set(_ONLY_IF_WIDE) if console.width < _WIDE else set()
     heads = [head for head in lines[0] if head not in left_out]
     table = Table(box=None, pad_edge=False, header_style="bold")

@@ -85,6 +85,21 @@ class PastRun:
         return of_agents(self.rows, metric, self.config.num_seeds)
 
 
+def by_name(columns: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
+    """The values that several runs have, options say, by name; None where one has none."""
+    names = dict.fromkeys(name for column in columns for name in column)
+    return {name: [column.get(name) for column in columns] for name in names}
+
+
+def differing(columns: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
+    """Those of `by_name` in which the runs are not all alike, without ``run_dir``."""
+    return {
+        name: values
+        for name, values in by_name(columns).items()
+        if name != "run_dir" and any(x != values[0] for x in values)
+    }
+
+
 def of_agents(rows: Sequence[Row], metric: str, num_agents: int) -> np.ndarray:
     """A metric of every row and agent ``[R, P]``, as `PastRun.per_agent` says."""
     out = np.full((len(rows), num_agents), np.nan)
