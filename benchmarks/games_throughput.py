@@ -116,8 +116,8 @@ def measure(game: str, seconds: float) -> dict[str, float]:
     carry, held = devices.local.carry, [devices]
 
     def learn() -> None:
-        stop = runner.placement.split_flag(False)
-        held[0], *_ = runner._compiled_update(held[0], carry, runner._gathered, stop)
+        rest = runner._gathered, runner._num_iterations, runner.placement.split_scalar(False)
+        held[0], *_ = runner._compiled_update(held[0], carry, *rest)
         jax.block_until_ready(held[0])
 
     return {

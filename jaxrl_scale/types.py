@@ -239,6 +239,15 @@ class Pool(NamedTuple):
     One collective."""
 
 
+class Time(NamedTuple):
+    """How far an agent is, before an iteration."""
+
+    iteration: Array
+    """``[]`` int32: iterations done"""
+    progress: Array
+    """``[]`` float32: the part of the run that they are, from 0 to 1"""
+
+
 class Algorithm(NamedTuple):
     """An algorithm as a handful of pure functions, in the manner of optax.
 
@@ -247,7 +256,7 @@ class Algorithm(NamedTuple):
     reports their norm and marks an agent as failed where it is not finite. ``Local`` belongs to
     one shard (replay, running returns), ``Carry`` is a policy's memory, one per environment, and
     ``Actor`` the part of ``Shared`` that acting needs. None of them counts iterations: the runner
-    does, and says how many were done before this one.
+    does, and says how far the agent is (`Time`).
 
     ``Metrics`` are scalars, float32 or int32, equal on all devices; anything else is an error.
     """
@@ -259,12 +268,12 @@ class Algorithm(NamedTuple):
     """``(key, shard_index) -> Local``, for one shard"""
     init_carry: Callable[[int], PyTree]
     """``(B) -> Carry[B, ...]``; ``()`` for feed-forward policies"""
-    actor: Callable[[PyTree, Array], PyTree]
-    """``(Shared, iteration) -> Actor``"""
+    actor: Callable[[PyTree, Time], PyTree]
+    """``(Shared, Time) -> Actor``"""
     act: Callable[..., tuple[Array, PyTree, PyTree]]
     """``(Actor, Local, Carry, obs[B], is_first[B], key, greedy=False) ->
     (action[B], Carry, extras[B])``; ``greedy`` is a Python bool. ``Local`` is None where an agent
     is evaluated, which no shard does."""
-    update: Callable[[PyTree, PyTree, Rollout, Key, Array], tuple[PyTree, PyTree, Metrics]]
-    """``(Shared, Local[S], Rollout[S], key, iteration) -> (Shared, Local[S], Metrics)``. The key is
+    update: Callable[[PyTree, PyTree, Rollout, Key, Time], tuple[PyTree, PyTree, Metrics]]
+    """``(Shared, Local[S], Rollout[S], key, Time) -> (Shared, Local[S], Metrics)``. The key is
     the same on every device: fold in `Pool.shard_index` for what belongs to a shard."""

@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_scale import algos, envs
@@ -11,6 +12,7 @@ from jaxrl_scale.config import Config, check
 from jaxrl_scale.loop.make import make_runner
 from jaxrl_scale.options import traced
 from jaxrl_scale.parallel import backend
+from jaxrl_scale.types import Time
 
 AS_USERS = {"xla_cpu_use_fusion_emitters": True}
 """Compiler options by which a program is compiled as a user's is: see conftest.py."""
@@ -37,6 +39,11 @@ def runner_of(config, env=None, algo=None, monkeypatch=None):
     runner = make_runner(config, env or envs.make(config.env, **config.env_kwargs), placement)
     runner.compile()
     return runner
+
+
+def time_at(iteration, num_iterations=8):
+    """The `Time` before an iteration of a run of so many."""
+    return Time(jnp.int32(iteration), jnp.float32(iteration / num_iterations))
 
 
 def first_shared(algo, config, seed=0, **options):

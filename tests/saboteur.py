@@ -11,6 +11,7 @@ ACCIDENT is a JSON object:
 """
 
 import atexit
+import importlib.util
 import itertools
 import json
 import os
@@ -80,4 +81,6 @@ for kind in (runner.Runner, host_runner.HostRunner):
     kind.step = disturbed(kind.step)
 evaluator.Evaluator.__call__ = play
 sys.argv[0] = "train.py"
+# What is disturbed is outside the compiled programs, so that they are found as in the command.
+sys.modules["__main__"].__spec__ = importlib.util.find_spec("jaxrl_scale.train")
 runpy.run_module("jaxrl_scale.train", run_name="__main__")

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from learners import random_parameters, rollout_of
-from running import differing, first_shared
+from running import differing, first_shared, time_at
 
 from jaxrl_scale.algos import a2c
 from jaxrl_scale.config import Config, check
@@ -81,7 +81,7 @@ def updated():
 
     def of(rollout, start=first, iteration=0):
         shared, _, metrics = update(
-            start, jnp.zeros((S, B)), rollout, jax.random.key(1), jnp.int32(iteration)
+            start, jnp.zeros((S, B)), rollout, jax.random.key(1), time_at(iteration, 4)
         )
         return shared, metrics
 

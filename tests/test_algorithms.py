@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from learners import Mixture, asked, check_values, rollout_of
-from running import differing, first_shared, runner_of, steps
+from running import differing, first_shared, runner_of, steps, time_at
 
 from jaxrl_scale import algos
 from jaxrl_scale.config import Config
@@ -122,8 +122,8 @@ def updating(name, **changes):
 
     def update(start, rollout, iteration=0):
         rollout = jax.tree.map(jnp.asarray, rollout)
-        key, iteration = jax.random.key(1), jnp.int32(iteration)
-        after, _, metrics = compiled(start, local, rollout, key, iteration)
+        key, time = jax.random.key(1), time_at(iteration, LAST)
+        after, _, metrics = compiled(start, local, rollout, key, time)
         return after, metrics
 
     return Updating(algo, config, start, update)
@@ -223,7 +223,8 @@ def test_acting_looks_at_normalized_observations(name, evaluated):
     local = None if evaluated else algo.init_local(jax.random.key(0), jnp.int32(1))
 
     def act(statistics, obs):
-        actor, first = algo.actor(observing(start, statistics), LAST - 1), jnp.zeros(B, bool)
+        actor = algo.actor(observing(start, statistics), time_at(LAST - 1, LAST))
+        first = jnp.zeros(B, bool)
         keys = jax.random.split(key, len(obs))
         return [
             algo.act(actor, local, (), seen, first, each, greedy)
@@ -245,7 +246,7 @@ lagging = pytest.mark.parametrize(
 @lagging
 def test_training_acts_with_the_oldest_and_evaluation_with_the_newest_weights(name):
     algo, config, *_ = updating(name)
-    actors = [algo.actor(first_shared(algo, config, seed), 0) for seed in (0, 1)]
+    actors = [algo.actor(first_shared(algo, config, seed), time_at(0)) for seed in (0, 1)]
     mixed = actors[0]._replace(newest=actors[1].newest)
     obs, first = jax.random.normal(jax.random.key(2), (64, B, 4)), jnp.zeros(B, bool)
     keys = jax.random.split(jax.random.key(3), len(obs))
@@ -268,7 +269,7 @@ def test_the_acting_parameters_are_those_of_so_many_iterations_ago(name):
     runner = single(name)
     assert runner.config.algo.lag == 2
     states = [runner.fetch(runner.init()), *(steps(runner, k)[0] for k in range(1, 9))]
-    actors = [runner.algo.actor(state.shared.algo, k) for k, state in enumerate(states)]
+    actors = [runner.algo.actor(state.shared.algo, time_at(k)) for k, state in enumerate(states)]
     newest = [actor.newest for actor in actors]
     assert differing(newest[7].params, newest[8].params) != []
     for k in range(1, 9):

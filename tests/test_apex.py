@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from running import differing, first_shared
+from running import differing, first_shared, time_at
 from test_dqn import SPEC, B, S, T, rollout_of
 
 from jaxrl_scale.algos import apex
@@ -41,7 +41,7 @@ def test_environments_explore_by_their_rung():
     algo = apex.make(config, SPEC, local_pool(8))
     local = algo.init_local(jax.random.key(0), 0)
     first_and_last = jnp.where(jnp.arange(2000) < 1000, 15_999, 0)
-    actor = algo.actor(first_shared(algo, config), 0)
+    actor = algo.actor(first_shared(algo, config), time_at(0))
     obs = jnp.ones((2000, 3))
     key = jax.random.key(1)
     local = local._replace(environment=first_and_last)
@@ -95,7 +95,7 @@ def test_first_priorities_are_those_of_a_slow_twin_that_sees_the_whole_run(n):
     for k in range(count):
         values = jnp.asarray(random.normal(size=(2, S, T, B)), jnp.float32)
         rolled.append(rollout_of(random)._replace(extras=(values[0], values[1])))
-        shared, local, _ = update(shared, local, rolled[-1], jax.random.key(1), jnp.int32(k))
+        shared, local, _ = update(shared, local, rolled[-1], jax.random.key(1), time_at(k))
 
     def whole(pick):
         return np.concatenate([np.asarray(pick(r)) for r in rolled], 1)
@@ -141,7 +141,7 @@ def test_a_gradient_step_is_that_of_a_slow_twin():
     values = jnp.asarray(random.normal(size=(2, S, T, B)), jnp.float32)
     rollout = rollout_of(random)._replace(extras=(values[0], values[1]))
     after, there, metrics = jax.jit(algo.update)(
-        shared, local, rollout, jax.random.key(1), jnp.int32(0)
+        shared, local, rollout, jax.random.key(1), time_at(0)
     )
 
     network = networks.make_q(config, SPEC, dueling=True)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from running import differing, first_shared
+from running import differing, first_shared, time_at
 
 from jaxrl_scale.algos import dqn
 from jaxrl_scale.config import Config, check
@@ -65,7 +65,7 @@ def updated(rollout, exact=True, own=None, iteration=0, **changes):
     """State before, state after one update, metrics; four gradient steps where nothing is said."""
     _, shared, local, update = program(exact, **(own or {"target_period": 8, "tau": 1.0}))
     before = shared._replace(**changes)
-    after, _, metrics = update(before, local, rollout, jax.random.key(1), jnp.int32(iteration))
+    after, _, metrics = update(before, local, rollout, jax.random.key(1), time_at(iteration))
     return before, after, {k: float(v) for k, v in metrics.items()}
 
 

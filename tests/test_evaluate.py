@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from processes import PATIENCE, SMALL, checkpoints, summary, well
-from running import first_shared
+from running import first_shared, time_at
 from scipy import stats
 from test_report import make_run
 
@@ -301,7 +301,7 @@ def untrained(scale=1, **options):
     algo = Runner(config, env, placement).algo
     actor = jax.tree.map(
         lambda x: jnp.stack([scale * x] * config.num_seeds),
-        algo.actor(first_shared(algo, config), 0),
+        algo.actor(first_shared(algo, config), time_at(0)),
     )
     return Agent(config, env, algo, actor, iteration=0)
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from learners import GAMMA, random_parameters, rollout_of
-from running import differing, first_shared
+from running import differing, first_shared, time_at
 
 from jaxrl_scale.algos import a2c, impala
 from jaxrl_scale.config import Config, check
@@ -132,7 +132,7 @@ def updated(rollout, module=impala, learning_rate=1e-3, **own):
         rollout = rollout._replace(extras=extras)
     options = dataclasses.replace(shared.options, learning_rate=jnp.float32(learning_rate))
     start = shared._replace(options=options)
-    shared, _, metrics = update(start, jnp.zeros((S, B)), rollout, jax.random.key(1), jnp.int32(0))
+    shared, _, metrics = update(start, jnp.zeros((S, B)), rollout, jax.random.key(1), time_at(0))
     return shared.params, metrics
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import learners
 import numpy as np
 import pytest
-from running import differing, first_shared, run, small
+from running import differing, first_shared, run, small, time_at
 
 from jaxrl_scale.algos import ppo
 from jaxrl_scale.config import Config
@@ -115,7 +115,7 @@ def updated(rollout, exact=True, config=None, **options):
     algo = ppo.make(config, SPEC, local_pool(S, exact))
     shared = first_shared(algo, config)
     local = jnp.zeros((S, B))
-    return jax.jit(algo.update)(shared, local, rollout, jax.random.key(1), jnp.int32(0))
+    return jax.jit(algo.update)(shared, local, rollout, jax.random.key(1), time_at(0))
 
 
 def test_one_big_batch_gives_the_fixed_order_sums_within_rounding():
@@ -161,9 +161,7 @@ def test_the_step_beyond_one_and_a_half_times_the_target_kl_is_undone_and_is_the
     def until(target_kl):
         """Parameters, steps that were kept, and the KL divergence of the last one."""
         start = first_shared(algo, config, target_kl=target_kl)
-        after, _, metrics = update(
-            start, jnp.zeros((2, 4)), rollout, jax.random.key(1), jnp.int32(0)
-        )
+        after, _, metrics = update(start, jnp.zeros((2, 4)), rollout, jax.random.key(1), time_at(0))
         made = int(metrics["updates"]) + int(metrics["updates"] < 4)
         return after.params, int(metrics["updates"]), float(metrics["approx_kl"]) * made
 
@@ -176,11 +174,11 @@ def test_the_step_beyond_one_and_a_half_times_the_target_kl_is_undone_and_is_the
     assert second > 1.1 * first
     for factor, expected in ((0.999, 1), (1.001, 2)):
         assert until(second / 1.5 * factor)[1] == expected
-    # One step was kept: as if there had been one.
+    # One step was kept: as if there had been one. A step moves a parameter by 0.01.
     alone = dataclasses.replace(config.algo, epochs=1, target_kl=None)
     one = updated(rollout, config=config.replace(algo=alone))[0].params
     jax.tree.map(
-        lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6),
+        lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5),
         until(second / 1.5 * 0.999)[0],
         one,
     )

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from learners import GAMMA, random_parameters, rollout_of
-from running import differing, first_shared
+from running import differing, first_shared, time_at
 
 from jaxrl_scale.algos import pqn
 from jaxrl_scale.config import Config, check
@@ -64,7 +64,7 @@ def updating():
     def of(rollout, learning_rate):
         options = dataclasses.replace(shared.options, learning_rate=jnp.float32(learning_rate))
         start = shared._replace(options=options)
-        end, _, metrics = update(start, jnp.zeros((S, B)), rollout, jax.random.key(1), jnp.int32(0))
+        end, _, metrics = update(start, jnp.zeros((S, B)), rollout, jax.random.key(1), time_at(0))
         return end, metrics
 
     return config, shared.params, of

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from learners import rollout_of
-from running import differing, first_shared
+from running import differing, first_shared, time_at
 
 from jaxrl_scale import algos
 from jaxrl_scale import config as cfg
@@ -147,11 +147,11 @@ def test_a_hard_target_is_copied_when_it_is_due(name):
     values = np.random.default_rng(0).normal(size=(2, S, T, B)).astype(np.float32)
     rollout = rollout_of(0, S, T, B, actions=2, extras=tuple(values))
     update = jax.jit(algo.update)  # four gradient steps of a period of eight
-    half, *_ = update(start, local, rollout, jax.random.key(1), jnp.int32(0))
+    half, *_ = update(start, local, rollout, jax.random.key(1), time_at(0))
     assert differing(half.target_params, start.target_params) == []
     assert differing(half.params, start.params) != []
     later = start._replace(updates=jnp.int32(4))
-    whole, *_ = update(later, local, rollout, jax.random.key(1), jnp.int32(0))
+    whole, *_ = update(later, local, rollout, jax.random.key(1), time_at(0))
     assert differing(whole.target_params, whole.params) == []
     assert int(whole.updates) == 8
 
@@ -163,7 +163,7 @@ def test_a_sampled_evaluation_explores_as_at_the_end_of_training(name):
     local = algo.init_local(jax.random.key(0), 0)
 
     def act(iteration, local, greedy=False):
-        actor = algo.actor(shared, iteration)
+        actor = algo.actor(shared, time_at(iteration))
         return np.asarray(algo.act(actor, local, (), obs, None, jax.random.key(1), greedy)[0])
 
     best = act(0, None, greedy=True)

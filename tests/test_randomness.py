@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from running import runner_of, small
+from running import runner_of, small, time_at
 
 from jaxrl_scale import algos
 from jaxrl_scale.config import Config
@@ -69,7 +69,7 @@ class Recorder:
             self.note("play" if local is None else "act", key)
             return jnp.zeros(len(obs), jnp.int32), carry, ()
 
-        def update(shared, local, rolled, key, iteration):
+        def update(shared, local, rolled, key, time):
             def shard(index, local):
                 self.note("update", jax.random.fold_in(key, index))
                 return local
@@ -80,7 +80,7 @@ class Recorder:
             init_shared=init_shared,
             init_local=init_local,
             init_carry=lambda num_envs: (),
-            actor=lambda shared, iteration: shared,
+            actor=lambda shared, time: shared,
             act=act,
             update=update,
         )
@@ -137,7 +137,7 @@ def test_beginning_and_acting_draw_once_from_each_key(name):
     algo = algos.get(name).make(config, EnvSpec("any", (3,), Discrete(2)), local_pool(8))
 
     def act(key_shared, key_local, key_act):
-        actor = algo.actor(algo.init_shared(key_shared, traced(config.algo)), 0)
+        actor = algo.actor(algo.init_shared(key_shared, traced(config.algo)), time_at(0))
         local, carry = algo.init_local(key_local, 0), algo.init_carry(8)
         return algo.act(actor, local, carry, jnp.ones((8, 3)), jnp.ones(8, bool), key_act)
 

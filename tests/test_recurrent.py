@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import probes
 import pytest
-from running import differing, first_shared, run, runner_of, small, steps
+from running import differing, first_shared, run, runner_of, small, steps, time_at
 from test_ppo import CLIP, ENTROPY, VALUE, twin_loss
 
 from jaxrl_scale.algos import ppo
@@ -152,7 +152,7 @@ def updated(rollout, exact=True):
     check(config)
     algo = ppo.make(config, SPEC, local_pool(1, exact))
     shared = first_shared(algo, config)
-    return jax.jit(algo.update)(shared, jnp.zeros((1, B)), rollout, jax.random.key(1), 0)
+    return jax.jit(algo.update)(shared, jnp.zeros((1, B)), rollout, jax.random.key(1), time_at(0))
 
 
 def assert_near(one, other):
@@ -182,7 +182,7 @@ def test_acting_empties_the_memory_where_an_episode_begins():
     _, params = random_network(rng, (6, 16))
     config = Config(hidden_sizes=(6, 16), algo=ppo.Config(recurrent=True))
     algo = ppo.make(config, SPEC, local_pool(8))
-    actor = algo.actor(first_shared(algo, config), 0)._replace(params=params)
+    actor = algo.actor(first_shared(algo, config), time_at(0))._replace(params=params)
     obs = rng.normal(size=(6, 2, 5)).astype(np.float32)
     is_first = np.asarray([[0, 1], [0, 0], [1, 0], [0, 0], [0, 1], [0, 0]], bool)
     start = rng.normal(size=(2, 16)).astype(np.float32)
@@ -232,7 +232,8 @@ def test_a_memory_solves_what_needs_memory(remembering):
     runner, final, history = remembering
     assert mean_return(history[-5:]) > 0.9
     play = Evaluator(runner.env, runner.algo, runner.placement, 64, greedy=True)
-    assert play(runner.algo.actor(final.shared.algo, ITERATIONS), runner.agents.seeds).mean() == 1.0
+    actor = runner.algo.actor(final.shared.algo, time_at(ITERATIONS))
+    assert play(actor, runner.agents.seeds).mean() == 1.0
 
 
 @pytest.mark.quickly

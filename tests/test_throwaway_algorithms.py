@@ -40,7 +40,7 @@ def make_recurrent(config, spec, pool):
         carry, logits = cell(actor, carry, obs, is_first)
         return logits.argmax(-1) if greedy else jax.random.categorical(key, logits), carry, logits
 
-    def update(shared, local, rollout, key, iteration):
+    def update(shared, local, rollout, key, time):
         params, opt_state = shared
         flat, unravel = jax.flatten_util.ravel_pytree(params)
 
@@ -76,7 +76,7 @@ def make_recurrent(config, spec, pool):
         init_shared=init_shared,
         init_local=lambda key, shard: jnp.zeros(()),
         init_carry=lambda num_envs: jnp.zeros((num_envs, size)),
-        actor=lambda shared, iteration: shared.params,
+        actor=lambda shared, time: shared.params,
         act=act,
         update=update,
     )
@@ -138,7 +138,7 @@ def make_replay(config, spec, pool):
             local.filled + rollout.valid.sum(dtype=jnp.int32),
         )
 
-    def update(shared, local, rollout, key, iteration):
+    def update(shared, local, rollout, key, time):
         local = pool.map(insert, local, rollout)
         flat, unravel = jax.flatten_util.ravel_pytree(shared.params)
 
@@ -157,7 +157,7 @@ def make_replay(config, spec, pool):
         init_shared=init_shared,
         init_local=init_local,
         init_carry=lambda num_envs: (),
-        actor=lambda shared, iteration: shared.params,
+        actor=lambda shared, time: shared.params,
         act=act,
         update=update,
     )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 from jax.extend import core
-from running import AS_USERS, first_shared
+from running import AS_USERS, first_shared, time_at
 
 from jaxrl_scale import algos
 from jaxrl_scale.config import Config
@@ -185,9 +185,7 @@ def test_no_copy_of_the_rollouts_images_is_larger_than_bytes(name, mutant, monke
         jax.vmap(algo.init_local, (None, 0)), key, jax.ShapeDtypeStruct((S,), np.int32)
     )
     shared = jax.eval_shape(lambda: first_shared(algo, config))
-    program = jax.make_jaxpr(algo.update)(
-        shared, local, rollout, key, jax.ShapeDtypeStruct((), np.int32)
-    )
+    program = jax.make_jaxpr(algo.update)(shared, local, rollout, key, time_at(0))
     pixels = np.prod(SMALL.observation_shape)
     wide = [
         x

@@ -251,13 +251,13 @@ def test_the_other_configs_fit_their_environments(file):
     if envs.on_host(env):
         host = HostRunner(one, env, placement)
         before = host._beginning.shapes
-        arrays = before.local.carry, host._gathered, placement.split_flag(False)
-        after, *_ = placement.shapes(host._update, before, *arrays)
+        arrays = before.local.carry, host._gathered, host._num_iterations
+        after, *_ = placement.shapes(host._update, before, *arrays, placement.split_scalar(False))
         assert jax.tree.map(lambda x: x.shape, after) == jax.tree.map(lambda x: x.shape, before)
         return
     runner = Runner(one, env, placement)
     state = jax.eval_shape(runner._init_agent, np.uint32(0), traced(config.algo))
-    following, packed = jax.eval_shape(runner._step_agent, state)
+    following, packed = jax.eval_shape(runner._step_agent, np.int32(1), state)
     assert jax.tree.map(lambda x: (x.shape, x.dtype), following) == jax.tree.map(
         lambda x: (x.shape, x.dtype), state
     )

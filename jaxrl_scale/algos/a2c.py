@@ -15,7 +15,7 @@ from jax.flatten_util import ravel_pytree
 from jaxrl_scale.algos import common
 from jaxrl_scale.learning import networks, normalize, optim, returns
 from jaxrl_scale.options import Sizes, register
-from jaxrl_scale.types import Algorithm, Array, EnvSpec, Key, Metrics, Pool, PyTree, Rollout
+from jaxrl_scale.types import Algorithm, Array, EnvSpec, Key, Metrics, Pool, PyTree, Rollout, Time
 
 
 @register
@@ -114,7 +114,7 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         return optim.masked(rollout.valid, samples)
 
     def update(
-        shared: Shared, local: Array, rollout: Rollout, key: Key, iteration: Array
+        shared: Shared, local: Array, rollout: Rollout, key: Key, time: Time
     ) -> tuple[Shared, Array, Metrics]:
         options = shared.options
         rollout, local, discounted = normalize.scale_rewards(
@@ -122,7 +122,7 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         )
         samples = pool.map(lambda rolled: shard_samples(shared, rolled), rollout)  # [S, T, B, ...]
         advantages = normalize.advantages(pool, samples, options.normalize_advantages)
-        optimizer = optim.make(options, iteration / config.num_iterations)
+        optimizer = optim.make(options, time.progress)
         params, unravel = ravel_pytree(shared.params)  # one vector [N]
 
         def shard_loss(params: Array, batch: Samples) -> tuple[Array, Metrics]:
@@ -142,7 +142,7 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         init_shared=init_shared,
         init_local=lambda key, shard_index: jnp.zeros(config.envs_per_shard),  # discounted returns
         init_carry=lambda num_envs: (),
-        actor=lambda shared, iteration: networks.Weights(shared.params, shared.observation),
+        actor=lambda shared, time: networks.Weights(shared.params, shared.observation),
         act=act,
         update=update,
     )

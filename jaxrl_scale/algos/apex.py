@@ -21,7 +21,7 @@ from jaxrl_scale.algos.q_learning import Shared
 from jaxrl_scale.learning import networks, normalize, optim, prioritized, replay
 from jaxrl_scale.learning.networks import Weights
 from jaxrl_scale.options import Sizes, option, register
-from jaxrl_scale.types import Algorithm, Array, EnvSpec, Key, Metrics, Pool, PyTree, Rollout
+from jaxrl_scale.types import Algorithm, Array, EnvSpec, Key, Metrics, Pool, PyTree, Rollout, Time
 
 
 @register
@@ -108,7 +108,7 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
             environment=shard_index * num_envs + jnp.arange(num_envs),
         )
 
-    def actor(shared: Shared, iteration: Array) -> Actor:
+    def actor(shared: Shared, time: Time) -> Actor:
         newest = Weights(shared.params, shared.observation)
         return Actor(shared.options, (newest, *shared.older)[-1], newest)
 
@@ -130,10 +130,10 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         return action, carry, (q_learning.value_of(q, action), q.max(-1))
 
     def update(
-        shared: Shared, local: Local, rollout: Rollout, key: Key, iteration: Array
+        shared: Shared, local: Local, rollout: Rollout, key: Key, time: Time
     ) -> tuple[Shared, Local, Metrics]:
         options, index = shared.options, pool.shard_index()
-        stored = replay.window(iteration, rows, num_rows)
+        stored = replay.window(time.iteration, rows, num_rows)
         store = prioritized.insert(
             pool, local.store, rollout, stored.start, options.gamma, options.priority_exponent
         )
@@ -141,7 +141,7 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         uniform = pool.map(
             lambda index: jax.random.uniform(jax.random.fold_in(key, index), shape), index
         )  # [S, updates, M]
-        optimizer = optim.make(options, iteration / config.num_iterations)
+        optimizer = optim.make(options, time.progress)
         params, unravel = ravel_pytree(shared.params)  # one vector [N]
         target_params, _ = ravel_pytree(shared.target_params)
 
@@ -178,7 +178,7 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
             target_params = q_learning.follow(shared, step, target_params, params)
             return (params, target_params, state, priorities), means
 
-        updates = q_learning.updates_due(options, config, iteration, stored, reach)
+        updates = q_learning.updates_due(options, config, time, stored, reach)
         (*moved, priorities), metrics = optim.average_over(
             updates, gradient_step, (params, target_params, shared.optimizer, store.priorities)
         )

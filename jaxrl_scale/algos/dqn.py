@@ -17,7 +17,7 @@ from jaxrl_scale.algos import common, q_learning
 from jaxrl_scale.algos.q_learning import Actor, Shared
 from jaxrl_scale.learning import networks, normalize, optim, replay
 from jaxrl_scale.options import Sizes, option, register
-from jaxrl_scale.types import Algorithm, Array, EnvSpec, Key, Metrics, Pool, PyTree, Rollout
+from jaxrl_scale.types import Algorithm, Array, EnvSpec, Key, Metrics, Pool, PyTree, Rollout, Time
 
 
 @register
@@ -65,8 +65,8 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
     num_rows = config.algo.replay_size // pool.num_shards
     reach = config.algo.n_step * num_envs  # rows from the first step of a transition to its last
 
-    def actor(shared: Shared, iteration: Array) -> Actor:
-        epsilon = q_learning.linear_epsilon(shared.options, iteration / config.num_iterations)
+    def actor(shared: Shared, time: Time) -> Actor:
+        epsilon = q_learning.linear_epsilon(shared.options, time.progress)
         return Actor(shared.params, shared.observation, epsilon, shared.options.epsilon_end)
 
     def act(
@@ -83,10 +83,10 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         return q.argmax(-1) if greedy else q_learning.epsilon_greedy(key, q, epsilon), carry, ()
 
     def update(
-        shared: Shared, ring: replay.Ring, rollout: Rollout, key: Key, iteration: Array
+        shared: Shared, ring: replay.Ring, rollout: Rollout, key: Key, time: Time
     ) -> tuple[Shared, replay.Ring, Metrics]:
         options = shared.options
-        stored = replay.window(iteration, rows, num_rows)
+        stored = replay.window(time.iteration, rows, num_rows)
         ring = replay.insert(ring, rollout, stored.start)
 
         def shard_choices(index: Array) -> Array:
@@ -94,7 +94,7 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
             return replay.sample(jax.random.fold_in(key, index), stored, num_rows, reach, shape)
 
         choices = jax.vmap(shard_choices)(pool.shard_index())  # [S, updates, M]
-        optimizer = optim.make(options, iteration / config.num_iterations)
+        optimizer = optim.make(options, time.progress)
         params, unravel = ravel_pytree(shared.params)  # one vector [N]
         target_params, _ = ravel_pytree(shared.target_params)
 
@@ -122,7 +122,7 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
             target_params = q_learning.follow(shared, step, target_params, params)
             return (params, target_params, state), means
 
-        updates = q_learning.updates_due(options, config, iteration, stored, reach)
+        updates = q_learning.updates_due(options, config, time, stored, reach)
         moved, metrics = optim.average_over(
             updates, gradient_step, (params, target_params, shared.optimizer)
         )
@@ -130,7 +130,7 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
             of_shards = metrics.pop("loss_shard") * pool.num_shards
             metrics |= {f"loss_shard_{k}": x for k, x in enumerate(of_shards)}
         metrics["learning_rate"] = optimizer.learning_rate
-        metrics["epsilon"] = actor(shared, iteration).epsilon
+        metrics["epsilon"] = actor(shared, time).epsilon
         metrics["replay"] = stored.stored / num_rows
         return q_learning.advance(pool, shared, moved, updates, rollout), ring, metrics
 

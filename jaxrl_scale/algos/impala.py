@@ -21,7 +21,7 @@ from jaxrl_scale.algos import common
 from jaxrl_scale.learning import networks, normalize, optim, permute, returns
 from jaxrl_scale.learning.networks import Weights
 from jaxrl_scale.options import Sizes, check_trajectories, option, register
-from jaxrl_scale.types import Algorithm, Array, EnvSpec, Key, Metrics, Pool, PyTree, Rollout
+from jaxrl_scale.types import Algorithm, Array, EnvSpec, Key, Metrics, Pool, PyTree, Rollout, Time
 
 
 @register
@@ -136,7 +136,7 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         older = (Weights(params, observation),) * options.lag
         return Shared(options, params, optimizer, observation, discounted, older)
 
-    def actor(shared: Shared, iteration: Array) -> Actor:
+    def actor(shared: Shared, time: Time) -> Actor:
         newest = Weights(shared.params, shared.observation)
         return Actor((newest, *shared.older)[-1], newest)
 
@@ -155,7 +155,7 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         return action, carry, network.policy.log_prob(policy, action)
 
     def update(
-        shared: Shared, local: Array, rollout: Rollout, key: Key, iteration: Array
+        shared: Shared, local: Array, rollout: Rollout, key: Key, time: Time
     ) -> tuple[Shared, Array, Metrics]:
         options = shared.options
         rollout, local, discounted = normalize.scale_rewards(
@@ -164,7 +164,7 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         trajectories = without_what_is_not_used(rollout)  # [S, T, B, ...]
         minibatches = config.steps_per_iteration // options.minibatch_size
         orders = permute.minibatches(pool, key, config.envs_per_shard, options.epochs, minibatches)
-        optimizer = optim.make(options, iteration / config.num_iterations)
+        optimizer = optim.make(options, time.progress)
         params, unravel = ravel_pytree(shared.params)  # one vector [N]
 
         def shard_loss(params: Array, batch: Rollout) -> tuple[Array, Metrics]:

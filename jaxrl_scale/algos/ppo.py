@@ -15,7 +15,7 @@ from jax.flatten_util import ravel_pytree
 from jaxrl_scale.algos import common
 from jaxrl_scale.learning import networks, normalize, optim, permute, returns
 from jaxrl_scale.options import Sizes, check_minibatches, check_trajectories, option, register
-from jaxrl_scale.types import Algorithm, Array, EnvSpec, Key, Metrics, Pool, PyTree, Rollout
+from jaxrl_scale.types import Algorithm, Array, EnvSpec, Key, Metrics, Pool, PyTree, Rollout, Time
 
 
 @register
@@ -152,7 +152,7 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         return jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), samples)
 
     def update(
-        shared: Shared, local: Array, rollout: Rollout, key: Key, iteration: Array
+        shared: Shared, local: Array, rollout: Rollout, key: Key, time: Time
     ) -> tuple[Shared, Array, Metrics]:
         options = shared.options
         rollout, local, discounted = normalize.scale_rewards(
@@ -162,7 +162,7 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         minibatches = config.steps_per_iteration // options.minibatch_size
         orders = permute.minibatches(pool, key, samples.valid.shape[2], options.epochs, minibatches)
         advantages = normalize.advantages(pool, samples, options.normalize_advantages, orders)
-        optimizer = optim.make(options, iteration / config.num_iterations)
+        optimizer = optim.make(options, time.progress)
         params, unravel = ravel_pytree(shared.params)  # one vector [N]
 
         def gradient_step(step: Array, moving: tuple) -> tuple[tuple, Metrics]:
@@ -192,7 +192,7 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         init_shared=init_shared,
         init_local=lambda key, shard_index: jnp.zeros(config.envs_per_shard),  # discounted returns
         init_carry=network.init_carry,
-        actor=lambda shared, iteration: networks.Weights(shared.params, shared.observation),
+        actor=lambda shared, time: networks.Weights(shared.params, shared.observation),
         act=act,
         update=update,
     )

@@ -18,7 +18,7 @@ from jaxrl_scale.algos import common, q_learning
 from jaxrl_scale.algos.q_learning import Actor
 from jaxrl_scale.learning import networks, normalize, optim, permute, returns
 from jaxrl_scale.options import Sizes, check_minibatches, option, register
-from jaxrl_scale.types import Algorithm, Array, EnvSpec, Key, Metrics, Pool, PyTree, Rollout
+from jaxrl_scale.types import Algorithm, Array, EnvSpec, Key, Metrics, Pool, PyTree, Rollout, Time
 
 
 @register
@@ -96,8 +96,8 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         discounted = normalize.init(options.scale_rewards)
         return Shared(options, params, optimizer, observation, discounted)
 
-    def actor(shared: Shared, iteration: Array) -> Actor:
-        epsilon = q_learning.linear_epsilon(shared.options, iteration / config.num_iterations)
+    def actor(shared: Shared, time: Time) -> Actor:
+        epsilon = q_learning.linear_epsilon(shared.options, time.progress)
         return Actor(shared.params, shared.observation, epsilon, shared.options.epsilon_end)
 
     def act(
@@ -123,7 +123,7 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), samples)
 
     def update(
-        shared: Shared, local: Array, rollout: Rollout, key: Key, iteration: Array
+        shared: Shared, local: Array, rollout: Rollout, key: Key, time: Time
     ) -> tuple[Shared, Array, Metrics]:
         options = shared.options
         rollout, local, discounted = normalize.scale_rewards(
@@ -133,7 +133,7 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         minibatches = config.steps_per_iteration // options.minibatch_size
         n = samples.valid.shape[1]
         orders = permute.minibatches(pool, key, n, options.epochs, minibatches)  # [S, steps, m]
-        optimizer = optim.make(options, iteration / config.num_iterations)
+        optimizer = optim.make(options, time.progress)
         params, unravel = ravel_pytree(shared.params)  # one vector [N]
 
         def shard_loss(params: Array, batch: Samples) -> tuple[Array, Metrics]:
@@ -150,7 +150,7 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
             options.epochs * minibatches, gradient_step, (params, shared.optimizer)
         )
         metrics["learning_rate"] = optimizer.learning_rate
-        metrics["epsilon"] = actor(shared, iteration).epsilon
+        metrics["epsilon"] = actor(shared, time).epsilon
         observation = normalize.update(pool, shared.observation, rollout.obs[:, :-1], rollout.valid)
         return Shared(options, unravel(params), state, observation, discounted), local, metrics
 

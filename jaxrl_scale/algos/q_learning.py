@@ -12,7 +12,7 @@ from jax.flatten_util import ravel_pytree
 from jaxrl_scale.learning import networks, normalize, optim, replay
 from jaxrl_scale.learning.networks import Weights
 from jaxrl_scale.options import Sizes
-from jaxrl_scale.types import Array, EnvSpec, Key, Metrics, Pool, PyTree, Rollout
+from jaxrl_scale.types import Array, EnvSpec, Key, Metrics, Pool, PyTree, Rollout, Time
 
 
 class Shared(NamedTuple):
@@ -123,12 +123,12 @@ def loss(
 
 
 def updates_due(
-    options: Any, config: Sizes, iteration: Array, stored: replay.Window, reach: int
+    options: Any, config: Sizes, time: Time, stored: replay.Window, reach: int
 ) -> Array:
     """The gradient steps of an iteration: none before ``learning_starts`` steps of the
     environments, and none while replay holds no whole transition."""
     starts = -(-options.learning_starts // config.steps_per_iteration)
-    ready = (iteration + 1 >= starts) & (stored.stored > reach)
+    ready = (time.iteration + 1 >= starts) & (stored.stored > reach)
     return jnp.where(ready, options.updates_per_iteration, 0)
 
 

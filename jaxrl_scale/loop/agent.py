@@ -21,6 +21,8 @@ from jaxrl_scale.loop import host_rollout, rollout
 from jaxrl_scale.loop.evaluator import LONGEST_EPISODE, make_evaluator
 from jaxrl_scale.loop.keys import agent_seeds
 from jaxrl_scale.loop.make import make_runner
+from jaxrl_scale.loop.programs import with_programs
+from jaxrl_scale.loop.state import time_of
 from jaxrl_scale.parallel import backend
 from jaxrl_scale.records.checkpoint import restore
 from jaxrl_scale.types import Algorithm, Box, Environment, HostEnvironment, PyTree
@@ -103,9 +105,11 @@ class Agent:
     def evaluate(self, episodes: int = 128, greedy: bool = True) -> np.ndarray:
         """Play whole episodes in our environment with all agents of the run. Returns
         ``[P, episodes]``."""
-        placement = backend.place(self.config.replace(devices=None), jax.local_devices())
-        evaluator = make_evaluator(self.env, self.algo, placement, episodes, greedy)
         with self._as_in_training():
+            placement = backend.place(self.config.replace(devices=None), jax.local_devices())
+            placement = with_programs(self.config, placement)
+            name = f"play {episodes} {'greedy' if greedy else 'sampled'}"
+            evaluator = make_evaluator(self.env, self.algo, placement, episodes, greedy, name)
             returns = evaluator(self.actor, agent_seeds(self.config))
         assert returns is not None  # there is one process
         return returns
@@ -249,5 +253,5 @@ def load(run_dir: str | Path, agent: int = 0, checkpoint: str = "latest") -> Age
         raise RunError(f"{run_dir} has no checkpoint yet")
     iteration, state, saved = found
     failed = [int(k) for k in saved["progress"]["failed"]]
-    actor = runner.algo.actor(state.shared.algo, state.shared.iteration)
+    actor = runner.algo.actor(state.shared.algo, time_of(state.shared, config.num_iterations))
     return Agent(config, env, runner.algo, actor, iteration, agent, failed)

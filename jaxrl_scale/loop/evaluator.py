@@ -27,7 +27,13 @@ class Evaluator:
     """
 
     def __init__(
-        self, env: Environment, algo: Algorithm, placement: Placement, episodes: int, greedy: bool
+        self,
+        env: Environment,
+        algo: Algorithm,
+        placement: Placement,
+        episodes: int,
+        greedy: bool,
+        name: str = "",
     ):
         limit = env.spec.max_episode_steps or LONGEST_EPISODE
 
@@ -47,7 +53,7 @@ class Evaluator:
             )
             return returns
 
-        self._play = placement.over_agents(play_agent)
+        self._play = placement.over_agents(play_agent, name)
 
     def __call__(self, actor: PyTree, seeds: np.ndarray) -> np.ndarray | None:
         """Undiscounted returns ``[P, episodes]``, from the agents that this process holds: ``actor
@@ -117,11 +123,12 @@ def make_evaluator(
     placement: Placement,
     episodes: int,
     greedy: bool,
+    name: str = "",
 ) -> Evaluator | HostEvaluator:
-    """For an environment on the devices, or on the host."""
+    """For an environment on the devices, or on the host. ``name``: as in `Placement.compile`."""
     if envs.on_host(env):
         return HostEvaluator(env, algo, placement, episodes, greedy)
-    return Evaluator(env, algo, placement, episodes, greedy)  # type: ignore[arg-type]
+    return Evaluator(env, algo, placement, episodes, greedy, name)  # type: ignore[arg-type]
 
 
 def make_evaluators(
@@ -141,7 +148,7 @@ def make_evaluators(
                 )
         played["test_return"] = other
     return {
-        name: make_evaluator(x, algo, placement, config.eval_episodes, config.eval_greedy)
+        name: make_evaluator(x, algo, placement, config.eval_episodes, config.eval_greedy, name)
         for name, x in played.items()
     }
 

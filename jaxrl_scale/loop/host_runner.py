@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -47,6 +47,7 @@ class HostRunner:
         self.algo: Algorithm = algos.get(config.algo.name).make(config, env.spec, self.pool)
         self._beginning = state.Beginning(placement, self._init_agent, self.agents)
         self._evaluators = make_evaluators(config, env, self.algo, placement)
+        self._num_iterations = placement.split_scalar(config.num_iterations)  # as in `Runner`
         of_agents, shards = placement.held
         held = (of_agents.stop - of_agents.start, shards.stop - shards.start)
         self._index = placement.split_local(  # of each environment among those of all shards
@@ -66,13 +67,13 @@ class HostRunner:
         return state.init_agent(self.config, self.algo, self.pool, lambda key: (), seed, numbers)
 
     def _act_agent(
-        self, turn: Array, before: State, obs: Array, is_first: Array
+        self, num_iterations: Array, turn: Array, before: State, obs: Array, is_first: Array
     ) -> tuple[Array, PyTree, PyTree]:
         """Actions of a group of shards ``[S'/G, B, …]``, the memory of all shards afterwards, and
         extras. ``turn``: the step and the group."""
         (shared, local), (t, group), shards = before, turn, obs.shape[0]
         key = agent_key(shared.seed, COLLECT, shared.iteration)
-        actor = self.algo.actor(shared.algo, shared.iteration)
+        actor = self.algo.actor(shared.algo, state.time_of(shared, num_iterations))
 
         def of_group(x: Array) -> Array:
             return jax.lax.dynamic_slice_in_dim(x, group * shards, shards)
@@ -96,7 +97,7 @@ class HostRunner:
         return action, carry, extras
 
     def _update_agent(
-        self, before: State, first_carry: PyTree, gathered: Gathered
+        self, num_iterations: Array, before: State, first_carry: PyTree, gathered: Gathered
     ) -> tuple[State, Packed]:
         shared, local = before
 
@@ -107,7 +108,7 @@ class HostRunner:
         counts = self.pool.map(count_shard, gathered)
         rolled = gathered.rollout._replace(carry=first_carry)
         shared, algo_local, metrics = state.learn(
-            self.algo, self.pool, shared, local.algo, rolled, counts
+            self.algo, self.pool, shared, local.algo, rolled, counts, num_iterations
         )
         return State(shared, local._replace(algo=algo_local)), metrics
 
@@ -120,41 +121,52 @@ class HostRunner:
         carry = self._beginning.shapes.local.carry
         gathered = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self._gathered)
         with self._beginning.compiled_beside(fresh), ThreadPoolExecutor(1) as pool:
-            act = pool.submit(compile, self._act, self._beginning.shapes, *self._seen_shapes)
+            seen = self._seen_shapes
+            act = pool.submit(compile, self._act, self._beginning.shapes, *seen, name="act")
             self._compiled_update = compile(
                 self._update,
                 self._beginning.shapes,
                 carry,
                 gathered,
-                self.placement.split_flag(False),
+                self._num_iterations,
+                self.placement.split_scalar(False),
                 donate=(0,),
+                name="update",
             )
             self._compiled_act = act.result()
 
     @cached_property  # one object, which is traced once for its shapes and its program
     def _act(self) -> Callable[..., Any]:
-        def act(before: State, obs: Array, is_first: Array, turn: Array) -> Any:
+        def act(
+            before: State, obs: Array, is_first: Array, turn: Array, num_iterations: Array
+        ) -> Any:
             return self.placement.map_agents(
-                lambda *agent: self._act_agent(turn, *agent), before, obs, is_first
+                partial(self._act_agent, num_iterations, turn), before, obs, is_first
             )
 
         return act
 
     def _update(
-        self, before: State, first_carry: PyTree, gathered: Gathered, stop: Array
+        self,
+        before: State,
+        first_carry: PyTree,
+        gathered: Gathered,
+        num_iterations: Array,
+        stop: Array,
     ) -> tuple[State, Packed, Array]:
         after, metrics = self.placement.map_agents(
-            self._update_agent, before, first_carry, gathered
+            partial(self._update_agent, num_iterations), before, first_carry, gathered
         )
         return after, self.placement.publish(metrics), self.placement.any(stop)
 
     @cached_property
-    def _seen_shapes(self) -> tuple[Any, Any, Any]:
-        """Of what acting sees: observations, which of them are first, the turn."""
+    def _seen_shapes(self) -> tuple[Any, Any, Any, Any]:
+        """Of what acting sees: observations, which of them are first, the turn, and the number of
+        iterations."""
         spec, first = self.env.spec, self._index[:, :, self._stage.groups[0]]
         obs = jax.ShapeDtypeStruct((*first.shape, *spec.observation_shape), spec.observation_dtype)
-        D = len(self._index)
-        return obs, jax.ShapeDtypeStruct(first.shape, bool), jax.ShapeDtypeStruct((D, 2), np.int32)
+        turn = jax.ShapeDtypeStruct((len(self._index), 2), np.int32)
+        return obs, jax.ShapeDtypeStruct(first.shape, bool), turn, self._num_iterations
 
     @cached_property
     def _gathered(self) -> Gathered:
@@ -182,7 +194,11 @@ class HostRunner:
             self._stage.restart(self._seeds(before.shared, restart))
         devices = self._collect(games, devices, since)
         devices, packed, stops = self._compiled_update(
-            devices, first_carry, self._gathered, self.placement.split_flag(stop)
+            devices,
+            first_carry,
+            self._gathered,
+            self._num_iterations,
+            self.placement.split_scalar(stop),
         )
         metrics = unpack(self.placement.read(packed))
         return _with_games(devices, games), metrics, self.placement.join_flag(stops)
@@ -205,7 +221,9 @@ class HostRunner:
                 see(t - 1, k)
             turn = np.broadcast_to(np.asarray([t, k], np.int32), (len(self._index), 2))
             obs, first = games.obs[:, :, group], games.is_first[:, :, group]
-            action, carry, extras = self._compiled_act(devices, obs, first, turn)
+            action, carry, extras = self._compiled_act(
+                devices, obs, first, turn, self._num_iterations
+            )
             devices = devices._replace(local=devices.local._replace(carry=carry))
             chosen = on_host(action)
             sent = host_rollout.clipped(self.env.spec, chosen)
@@ -263,7 +281,7 @@ class HostRunner:
 
     def fetch_actor(self, placed: State) -> PyTree:
         """As `state.fetch_actor`."""
-        return state.fetch_actor(self.algo, self.placement, placed)
+        return state.fetch_actor(self.algo, self.placement, placed, self.config.num_iterations)
 
     def place(self, saved: State, say: Callable[[str], None] = print) -> State:
         """As `state.place`. The environments repeat what they did since the last restart.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from jaxrl_scale import envs
 from jaxrl_scale.config import Config
 from jaxrl_scale.loop.host_runner import HostRunner
+from jaxrl_scale.loop.programs import with_programs
 from jaxrl_scale.loop.runner import Runner
 from jaxrl_scale.loop.state import Agents
 from jaxrl_scale.parallel.placement import Placement
@@ -22,6 +23,7 @@ def make_runner(
     Args:
       agents: default: those of the config, which differ by their seeds.
     """
+    placement = with_programs(config, placement)
     if envs.on_host(env):
         return HostRunner(config, env, placement, agents)
     return Runner(config, env, placement, agents)  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -43,6 +44,8 @@ class Runner:
         self.algo: Algorithm = algos.get(config.algo.name).make(config, env.spec, self.pool)
         self._beginning = state.Beginning(placement, self._init_agent, self.agents)
         self._evaluators = make_evaluators(config, env, self.algo, placement)
+        # Not a constant of the program, so that a longer run finds the compiled one in the cache.
+        self._num_iterations = placement.split_scalar(config.num_iterations)
 
     # --- one device's part of one agent -----------------------------------------------------
 
@@ -52,10 +55,10 @@ class Runner:
 
         return state.init_agent(self.config, self.algo, self.pool, reset, seed, numbers)
 
-    def _step_agent(self, before: State) -> tuple[State, Packed]:
+    def _step_agent(self, num_iterations: Array, before: State) -> tuple[State, Packed]:
         shared, local = before
         key_collect = agent_key(shared.seed, COLLECT, shared.iteration)
-        actor = self.algo.actor(shared.algo, shared.iteration)
+        actor = self.algo.actor(shared.algo, state.time_of(shared, num_iterations))
 
         def collect_shard(index: Array, local: Local) -> tuple[Any, ...]:
             return rollout.collect(
@@ -73,7 +76,13 @@ class Runner:
             collect_shard, self.pool.shard_index(), local
         )
         shared, algo_local, metrics = state.learn(
-            self.algo, self.pool, shared, local.algo, rolled, episodes._asdict()
+            self.algo,
+            self.pool,
+            shared,
+            local.algo,
+            rolled,
+            episodes._asdict(),
+            num_iterations,
         )
         return State(shared, Local(following, carry, algo_local)), metrics
 
@@ -83,11 +92,20 @@ class Runner:
         """Compile `step`, and beside it `init` if it will be called (``fresh``)."""
         with self._beginning.compiled_beside(fresh):
             self._compiled_step = self.placement.compile(
-                self._step, self._beginning.shapes, self.placement.split_flag(False), donate=(0,)
+                self._step,
+                self._beginning.shapes,
+                self._num_iterations,
+                self.placement.split_scalar(False),
+                donate=(0,),
+                name="step",
             )
 
-    def _step(self, before: State, stop: Array) -> tuple[State, Packed, Array]:
-        after, metrics = self.placement.map_agents(self._step_agent, before)
+    def _step(
+        self, before: State, num_iterations: Array, stop: Array
+    ) -> tuple[State, Packed, Array]:
+        after, metrics = self.placement.map_agents(
+            partial(self._step_agent, num_iterations), before
+        )
         return after, self.placement.publish(metrics), self.placement.any(stop)
 
     def init(self, agents: Agents | None = None) -> State:
@@ -101,7 +119,9 @@ class Runner:
           The next state; the metrics by name, ``[P]`` each, on the host; and whether any
           process gave ``stop``, which is how all of them come to stop at one iteration.
         """
-        after, packed, stops = self._compiled_step(before, self.placement.split_flag(stop))
+        after, packed, stops = self._compiled_step(
+            before, self._num_iterations, self.placement.split_scalar(stop)
+        )
         return after, unpack(self.placement.read(packed)), self.placement.join_flag(stops)
 
     # --- to and from the host ---------------------------------------------------------------
@@ -124,7 +144,7 @@ class Runner:
 
     def fetch_actor(self, placed: State) -> PyTree:
         """As `state.fetch_actor`."""
-        return state.fetch_actor(self.algo, self.placement, placed)
+        return state.fetch_actor(self.algo, self.placement, placed, self.config.num_iterations)
 
     # --- what else the loop asks (`jaxrl_scale.loop.protocol`) ------------------------------
 

@@ -17,7 +17,7 @@ import optax
 from jaxrl_scale.config import Config
 from jaxrl_scale.loop.keys import INIT, UPDATE, agent_key, agent_seeds
 from jaxrl_scale.parallel.placement import Placement
-from jaxrl_scale.types import Algorithm, Array, Key, Metrics, Part, Pool, PyTree, Rollout
+from jaxrl_scale.types import Algorithm, Array, Key, Metrics, Part, Pool, PyTree, Rollout, Time
 
 
 class Shared(NamedTuple):
@@ -80,6 +80,11 @@ def unpack(packed: Packed) -> dict[str, np.ndarray]:
     return dict(columns) | dict(zip(packed.int_names, packed.ints.T, strict=True))
 
 
+def time_of(shared: Shared, num_iterations: Array | int) -> Time:
+    """How far an agent is in a run of so many iterations."""
+    return Time(shared.iteration, shared.iteration / num_iterations)
+
+
 # --- one device's part of one agent -------------------------------------------------------------
 
 
@@ -111,7 +116,13 @@ def init_agent(
 
 
 def learn(
-    algo: Algorithm, pool: Pool, shared: Shared, local: PyTree, rolled: Rollout, counts: Metrics
+    algo: Algorithm,
+    pool: Pool,
+    shared: Shared,
+    local: PyTree,
+    rolled: Rollout,
+    counts: Metrics,
+    num_iterations: Array,
 ) -> tuple[Shared, PyTree, Packed]:
     """One update of an agent.
 
@@ -119,12 +130,15 @@ def learn(
       local: the algorithm's, ``[S, ...]``.
       rolled: ``[S, T, B]``.
       counts: metrics of the episodes that are summed over shards, ``[S]``.
+      num_iterations: those of the whole run, ``[]`` int32.
 
     Returns:
       What `State` holds of both afterwards, and the metrics of the iteration.
     """
     key = agent_key(shared.seed, UPDATE, shared.iteration)
-    algo_shared, local, metrics = algo.update(shared.algo, local, rolled, key, shared.iteration)
+    algo_shared, local, metrics = algo.update(
+        shared.algo, local, rolled, key, time_of(shared, num_iterations)
+    )
     metrics = metrics | {"param_norm": optax.tree.norm(algo_shared.params)}
     following = Shared(shared.seed, shared.iteration + 1, algo_shared)
     return following, local, pack(metrics | pool.sum(counts))
@@ -173,7 +187,9 @@ class Beginning:
     @cached_property
     def program(self) -> Any:
         """Compiled when it is first wanted."""
-        return self._placement.compile(self._init, *self._place(self._agents), once=True)
+        return self._placement.compile(
+            self._init, *self._place(self._agents), once=True, name="init"
+        )
 
     @contextmanager
     def compiled_beside(self, wanted: bool) -> Iterator[None]:
@@ -224,7 +240,7 @@ def fetch(placement: Placement, state: State) -> State:
     return jax.tree.map(np.array, joined)  # the next step takes the buffers back
 
 
-def fetch_actor(algo: Algorithm, placement: Placement, state: State) -> PyTree:
+def fetch_actor(algo: Algorithm, placement: Placement, state: State, num_iterations: int) -> PyTree:
     """What acting needs, ``[P_own, …]`` on the host."""
     shared = placement.join_shared(state.shared)
-    return algo.actor(shared.algo, shared.iteration)
+    return algo.actor(shared.algo, time_of(shared, num_iterations))

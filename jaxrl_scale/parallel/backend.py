@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from pathlib import Path
 
 import jax
 
@@ -12,7 +11,13 @@ from jaxrl_scale.config import Config
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.options import largest_divisor
 from jaxrl_scale.parallel.hosts import Hosts
-from jaxrl_scale.parallel.machine import free_port, split, visible_cores, visible_gpus
+from jaxrl_scale.parallel.machine import (
+    free_port,
+    processor_features,
+    split,
+    visible_cores,
+    visible_gpus,
+)
 from jaxrl_scale.parallel.placement import Placement
 
 
@@ -102,9 +107,8 @@ def _cache_for_all_processes() -> None:
         names = ("custom_hook", "_hash_accelerator_config", "_hash_devices")
         if not all(hasattr(cache_key, name) for name in names):
             return
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        features = {line for line in lines if line.startswith(("flags", "Features", "model name"))}
-        cache_key.custom_hook = lambda: "\n".join(sorted(features))
+        features = processor_features()
+        cache_key.custom_hook = lambda: features
         vars(cache_key)["_hash_accelerator_config"] = vars(cache_key)["_hash_devices"]
 
 

@@ -33,6 +33,14 @@ def visible_cores() -> list[int]:
     return cores[: int(asked)]
 
 
+def processor_features() -> str:
+    """What the processors here are called and can do, for which XLA compiles. Raises an OSError
+    where Linux does not tell."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    told = ("flags", "Features", "model name")
+    return "\n".join(sorted({line for line in lines if line.startswith(told)}))
+
+
 def visible_gpus() -> list[str]:
     """The UUIDs of the NVIDIA GPUs that this process may use, in the order in which CUDA numbers
     them.

@@ -8,9 +8,9 @@ checkpoint holds. Only this file turns them into what ``pmap`` wants.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -19,6 +19,24 @@ from jaxrl_scale.learning import products
 from jaxrl_scale.parallel.machine import unheard
 from jaxrl_scale.parallel.sums import AXIS, device_pool, exchange_rounds, local_pool, map_exact
 from jaxrl_scale.types import Array, Pool, PyTree, Span
+
+
+class Find(Protocol):
+    """Finds a program of the run that was compiled before, or compiles it."""
+
+    def __call__(
+        self,
+        called: tuple[str, ...],
+        devices: Sequence[jax.Device],
+        compile: Callable[[], jax.stages.Compiled],
+    ) -> jax.stages.Compiled:
+        """
+        Args:
+          called: what tells it from the other programs of the run.
+          devices: those on which it runs.
+          compile: returns the program.
+        """
+
 
 # --- placement ------------------------------------------------------------------------------
 
@@ -38,6 +56,7 @@ class Placement:
     by_agents: bool  # whole agents on devices, or a block of every agent's shards
     exact: bool  # the fixed-order sum, or one big batch
     num_threads: int = 1  # of the simulators of this process
+    find: Find | None = None  # None: every program is compiled
 
     @property
     def num_devices(self) -> int:
@@ -127,29 +146,52 @@ class Placement:
         *args: PyTree,
         donate: tuple[int, ...] = (),
         once: bool = False,
+        name: str = "",
     ) -> Any:
         """``f``, which sees one device's part, compiled for all devices.
 
         ``args`` are placed arrays or `jax.ShapeDtypeStruct` with the leading device axis.
-        ``once``: it will run only once, so that optimising it does not pay. On CPUs a call
-        must have ended before the next begins: XLA's in-process collectives deadlock when
-        calls queue up (seen with jax 0.10.2).
+        ``once``: it will run only once, so that optimising it does not pay. ``name``: that of the
+        program in its run, under which an earlier run may have kept it. On CPUs a call must have
+        ended before the next begins: XLA's in-process collectives deadlock when calls queue up
+        (seen with jax 0.10.2).
         """
         options = self.compiler_options
         if once:
             options = options | {"xla_backend_optimization_level": "0"}
         mapped = self._mapped(f, donate)
         if self.num_processes == 1:
-            return mapped.lower(*args).compile(compiler_options=options)
+            return self._compiled(mapped, args, options, self.devices, name)
         # Of several processes pmap compiles only what is given as global arrays.
         whole = jax.tree.map(lambda x: jax.core.ShapedArray(self._global(x.shape), x.dtype), args)
-        compiled = mapped.lower(*whole).compile(compiler_options=options)
+        compiled = self._compiled(mapped, whole, options, self.devices, name)
         return lambda *args: compiled(*jax.tree.map(self._to_global, args))
 
-    def over_agents(self, f: Callable[..., Array]) -> Callable[..., np.ndarray | None]:
+    def _compiled(
+        self,
+        f: Any,
+        args: tuple[PyTree, ...],
+        options: dict[str, str],
+        devices: Sequence[jax.Device],
+        name: str,
+    ) -> Any:
+        """``f``, which is jitted or mapped, compiled for these arguments, or found."""
+
+        def compile() -> jax.stages.Compiled:
+            compiled: jax.stages.Compiled = f.lower(*args).compile(compiler_options=options)
+            return compiled
+
+        if not self.find or not name:
+            return compile()
+        shapes = jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", args)
+        return self.find((name, str(shapes), str(options)), devices, compile)
+
+    def over_agents(
+        self, f: Callable[..., Array], name: str = ""
+    ) -> Callable[..., np.ndarray | None]:
         """``f``, which sees one agent, for all agents of the run: it takes trees of the agents that
         this process holds, ``[P_own, ...]`` on the host, and returns ``[P, ...]`` on the host. It
-        is compiled at its first call.
+        is compiled at its first call; ``name`` as for `compile`.
 
         Where whole agents are placed on devices, every process has to call it. Else process 0
         computes it by itself, and the others get None.
@@ -163,11 +205,14 @@ class Placement:
             nonlocal compiled
             if self.by_agents:
                 trees = self.split_shared(trees)
-                compiled = compiled or self.compile(on_one_device, *trees)
+                compiled = compiled or self.compile(on_one_device, *trees, name=name)
                 return self.read(compiled(*trees))
             if self.at_hand[0].process_index:
                 return None
-            compiled = compiled or jax.jit(on_one_device, compiler_options=self.compiler_options)
+            trees = jax.tree.map(np.asarray, trees)
+            compiled = compiled or self._compiled(
+                jax.jit(on_one_device), trees, self.compiler_options, self.at_hand[:1], name
+            )
             return np.asarray(compiled(*trees))
 
         return call
@@ -209,9 +254,9 @@ class Placement:
 
     # --- to and from the host ---------------------------------------------------------------
 
-    def split_flag(self, flag: bool) -> np.ndarray:
-        """``[D]`` of one flag of this process."""
-        return np.full(len(self.at_hand), flag)
+    def split_scalar(self, x: bool | int) -> np.ndarray:
+        """``[D]`` bool or int32 of one flag or number of this process."""
+        return np.full(len(self.at_hand), x, bool if isinstance(x, bool) else np.int32)
 
     def join_flag(self, flags: Array) -> bool:
         """What `any` gave, on the host."""

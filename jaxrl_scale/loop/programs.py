@@ -1,0 +1,173 @@
+"""Compiled programs of earlier runs, found without being traced again.
+
+JAX's own cache finds a program by its text, for which it has to be traced and lowered: most of a
+second for a small network, while reading it takes a fifth of that. What a command compiles follows
+from its config, the package's files, the libraries' versions and the machine, though; the digest of
+all of these is the name of the program's file.
+
+Only commands look for programs, and only where the environment and the network are written here or
+in a library with a version: in a process of your own, anything may be another function by now.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import pickle
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+import jax
+import psutil
+from jax.experimental import serialize_executable
+
+from jaxrl_scale.config import Config, command_line, files
+from jaxrl_scale.parallel.machine import processor_features, visible_cores
+from jaxrl_scale.parallel.placement import Placement
+from jaxrl_scale.records.provenance import versions
+from jaxrl_scale.records.run_directory import write_atomically
+
+PACKAGE = Path(__file__).parents[1]
+FORGOTTEN_AFTER = 14 * 24 * 3600
+"""Seconds after which a program that nobody has used is removed."""
+
+NOT_COMPILED_IN = (
+    *command_line.CHANGEABLE,
+    *("seed", "total_steps", "iterations", "run_dir"),
+    *("log_every", "eval_every", "checkpoint_every", "keep_checkpoints"),
+)
+"""The options of a config that no program depends on."""
+
+
+class Programs:
+    """The programs of a run, in a folder.
+
+    Args:
+      follows_from: all that they follow from, besides what they are called and given.
+      writes: whether this process adds to the folder.
+    """
+
+    def __init__(self, folder: Path, follows_from: str, writes: bool):
+        self._folder, self._follows_from, self._writes = folder, follows_from, writes
+
+    def __call__(
+        self,
+        called: tuple[str, ...],
+        devices: Sequence[jax.Device],
+        compile: Callable[[], jax.stages.Compiled],
+    ) -> jax.stages.Compiled:
+        """The program that ``compile`` would return.
+
+        Args:
+          called: what tells it from the other programs of the run.
+          devices: those on which it runs.
+        """
+        text = "\n".join((self._follows_from, *called))
+        path = self._folder / hashlib.sha256(text.encode()).hexdigest()
+        found = _read(path, devices)
+        if found is None:
+            found = compile()
+            if self._writes:
+                _write(path, found)
+        return found
+
+
+def with_programs(config: Config, placement: Placement) -> Placement:
+    """The placement, which finds this run's programs where that can be done safely."""
+    folder = _folder()
+    own_code = ":" in config.network or (
+        ":" in config.env and not config.env.startswith(("gymnax:", "envpool:"))
+    )
+    if folder is None or own_code or not in_a_command():
+        return placement
+    writes = placement.at_hand[0].process_index == 0
+    with suppress(OSError):  # not known: what this processor can do, or which files were imported
+        programs = Programs(folder, follows_from(config, placement), writes)
+        return dataclasses.replace(placement, find=programs)
+    return placement
+
+
+def in_a_command() -> bool:
+    """Whether this process runs nothing but a command of the package."""
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    script = os.path.basename(getattr(main, "__file__", None) or "")
+    return script == "jaxrl_scale" if spec is None else spec.name.startswith("jaxrl_scale.")
+
+
+def follows_from(config: Config, placement: Placement) -> str:
+    """All that a run's programs follow from, besides what they are called and given."""
+    devices = [(d.platform, d.id, d.device_kind, d.process_index) for d in placement.devices]
+    options = files.flatten(config)
+    return json.dumps(
+        {
+            "files": digest_of(PACKAGE),
+            "versions": versions(),
+            "config": {name: x for name, x in options.items() if name not in NOT_COMPILED_IN},
+            "placement": [placement.num_agents, placement.num_shards, placement.by_agents],
+            "exact": placement.exact,
+            "devices": devices,
+            "client": placement.devices[0].client.platform_version,
+            "processor": processor_features(),
+            "cores": [len(visible_cores()), os.environ.get("NPROC")],
+            "flags": {k: str(v) for k, v in jax.config.values.items() if "cache" not in k},
+            "XLA_FLAGS": os.environ.get("XLA_FLAGS"),
+        },
+        sort_keys=True,
+        default=str,
+    )
+
+
+@cache
+def digest_of(package: Path) -> str:
+    """Of all Python files in a folder, by their names and contents. Raises an OSError if one was
+    written since this process began, which may then have imported another."""
+    digest, start = hashlib.sha256(), psutil.Process().create_time()
+    for path in sorted(package.rglob("*.py")):
+        if path.stat().st_mtime >= start:
+            raise OSError(f"{path} is newer than this process")
+        text = path.read_bytes()
+        digest.update(f"{path.relative_to(package)}\0{len(text)}\0".encode() + text)
+    return digest.hexdigest()
+
+
+def _folder() -> Path | None:
+    """Where programs are kept: beside those of JAX's cache, if that is used."""
+    folder = jax.config.values["jax_compilation_cache_dir"]
+    if not folder or "://" in folder or not jax.config.values["jax_enable_compilation_cache"]:
+        return None
+    return Path(folder) / "programs"
+
+
+def _read(path: Path, devices: Sequence[jax.Device]) -> jax.stages.Compiled | None:
+    """The program in a file; None where there is none that is whole and one's own."""
+    # Whatever is wrong with the file, the program can be compiled.
+    with suppress(Exception):
+        if path.stat().st_uid != os.getuid():
+            return None  # it would run with the rights of this user
+        digest, content = path.read_bytes()[:32], path.read_bytes()[32:]
+        if hashlib.sha256(content).digest() == digest:
+            program, in_tree, out_tree = pickle.loads(content)
+            os.utime(path)
+            return serialize_executable.deserialize_and_load(
+                program, in_tree, out_tree, devices[0].client, devices
+            )
+    return None
+
+
+def _write(path: Path, program: jax.stages.Compiled) -> None:
+    """Keep a program, and remove those that nobody has used for long."""
+    # A disk that is full, or a program that cannot be kept: then it will be compiled again.
+    with suppress(Exception):
+        content = pickle.dumps(serialize_executable.serialize(program))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, hashlib.sha256(content).digest() + content)
+        for other in path.parent.iterdir():
+            if other.stat().st_mtime < time.time() - FORGOTTEN_AFTER:
+                other.unlink()

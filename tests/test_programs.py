@@ -1,0 +1,197 @@
+"""Programs of earlier runs: found where they are the same, and nowhere else."""
+
+import dataclasses
+import os
+import shutil
+import time
+
+import jax
+import pytest
+from running import differing, small
+
+from jaxrl_scale import envs
+from jaxrl_scale.algos import dqn, ppo
+from jaxrl_scale.config import Config
+from jaxrl_scale.loop import programs
+from jaxrl_scale.loop.make import make_runner
+from jaxrl_scale.parallel import backend
+
+TINY = small(num_envs=8, num_shards=2, hidden_sizes=(8,), devices=2, eval_episodes=4)
+TINY = TINY.replace(algo=ppo.Config(minibatch_size=64, epochs=1))
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The folder of programs of a process that would be one of the commands."""
+    monkeypatch.setattr(programs, "in_a_command", lambda: True)
+    monkeypatch.setattr(programs, "_folder", lambda: tmp_path / "programs")
+    return tmp_path / "programs"
+
+
+def compiled(monkeypatch, config=TINY):
+    """The state after two iterations, the metrics and an evaluation, and how many programs had to
+    be compiled for it."""
+    count, compile = [], jax.stages.Lowered.compile
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            jax.stages.Lowered, "compile", lambda *a, **k: count.append(1) or compile(*a, **k)
+        )
+        placement = backend.place(config, jax.local_devices())
+        runner = make_runner(config, envs.make(config.env, **config.env_kwargs), placement)
+        runner.compile()
+        state, _, _ = runner.step(runner.init())
+        state, metrics, _ = runner.step(state)
+        played = runner.evaluate(state)
+        return (runner.fetch(state), metrics, played), len(count)
+
+
+@pytest.mark.quickly
+def test_a_later_run_finds_what_it_would_compile(folder, monkeypatch):
+    """The run of another seed or length, with the same bits as if it had compiled; a run with
+    other options, or of another class of an environment, does not find it."""
+    first, count = compiled(monkeypatch)
+    assert count == 3 == len(list(folder.iterdir()))
+    again, count = compiled(monkeypatch)
+    assert count == 0
+    assert differing(first, again) == []
+    longer = TINY.replace(seed=7, iterations=9, log_every=2)
+    found, count = compiled(monkeypatch, longer)
+    assert count == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(programs, "in_a_command", lambda: False)
+        assert differing(found, compiled(patch, longer)[0]) == []
+    others = (
+        TINY.replace(hidden_sizes=(4,)),
+        TINY.replace(env_kwargs={"length": 1.0}),
+        TINY.replace(algo=dataclasses.replace(TINY.algo, epochs=2)),
+        TINY.replace(devices=1),
+        TINY.replace(reduction="fast"),
+    )
+    for config in others:
+        placement = backend.place(config, jax.local_devices())
+        assert programs.follows_from(config, placement) != programs.follows_from(
+            TINY, backend.place(TINY, jax.local_devices())
+        )
+
+
+@pytest.mark.quickly
+def test_a_file_that_is_damaged_or_somebody_elses_is_not_used(folder, monkeypatch):
+    _, count = compiled(monkeypatch)
+    assert count == 3
+    path = max(folder.iterdir(), key=lambda path: path.stat().st_size)
+    content = path.read_bytes()
+    middle = len(content) // 2
+    for damaged in (
+        content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :],
+        content[:middle],
+        b"",
+    ):
+        path.write_bytes(damaged)
+        _, count = compiled(monkeypatch)
+        assert count == 1
+        assert path.stat().st_size == pytest.approx(len(content), rel=0.1)
+    somebody = os.getuid() + 1
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getuid", lambda: somebody)
+        assert compiled(monkeypatch)[1] == 3
+
+
+@pytest.mark.quickly
+def test_a_folder_that_cannot_be_written_is_no_reason_for_a_word(folder, monkeypatch, capfd):
+    folder.write_text("not a folder")
+    assert compiled(monkeypatch)[1] == 3
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.quickly
+def test_what_nobody_has_used_for_long_is_removed(folder, monkeypatch):
+    folder.mkdir()
+    old, new = folder / "old", folder / "new"
+    for path, age in ((old, programs.FORGOTTEN_AFTER + 60), (new, programs.FORGOTTEN_AFTER - 60)):
+        path.write_text("")
+        os.utime(path, (time.time() - age,) * 2)
+    compiled(monkeypatch)
+    assert not old.exists()
+    assert new.exists()
+
+
+@pytest.mark.parametrize("algo", [ppo.Config(minibatch_size=64), dqn.Config(batch_size=64)])
+def test_no_program_depends_on_the_options_that_are_left_out(algo):
+    """Not in one place of its text."""
+    config = Config(algo=algo, num_envs=8, num_shards=2, rollout_length=8, hidden_sizes=(8,))
+    changed = config.replace(
+        **{name: other(config, name) for name in programs.NOT_COMPILED_IN if name != "devices"}
+    )
+    assert all(
+        getattr(config, name) != getattr(changed, name)
+        for name in programs.NOT_COMPILED_IN
+        if name != "devices"  # which tells where the program runs, and is in the placement
+    )
+    assert lowered(config) == lowered(changed)
+    assert lowered(config) != lowered(config.replace(rollout_length=16))
+
+
+def other(config, name):
+    """Another value of an option."""
+    value = getattr(config, name)
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, str):
+        return {"wandb": "disabled"}.get(name, value + "other")
+    if isinstance(value, int):
+        return value + 1
+    return {"target_return": 1.0, "num_threads": 1, "iterations": 3, "run_dir": "there"}[name]
+
+
+def lowered(config):
+    """The text of the programs that train."""
+    placement = backend.place(config.replace(devices=1), jax.local_devices())
+    runner = make_runner(config, envs.make(config.env), placement)
+    texts = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            jax.stages.Lowered, "compile", lambda self, **options: texts.append(self.as_text())
+        )
+        runner.compile()
+    return sorted(texts)
+
+
+def test_code_of_ones_own_is_compiled_anew(folder):
+    placement = backend.place(TINY, jax.local_devices())
+    assert programs.with_programs(TINY, placement) != placement
+    for own in (
+        {"env": "my_module:MyEnv"},
+        {"env": "gymnasium:MyEnv-v0"},
+        {"network": "my_module:MyNetwork"},
+    ):
+        assert programs.with_programs(TINY.replace(**own), placement) == placement
+
+
+def test_only_a_command_finds_programs(world, path):
+    assert not programs.in_a_command()
+    (world.folder / "own.py").write_text(
+        "from jaxrl_scale.loop import programs\nprint(programs.in_a_command())\n"
+    )
+    assert world.run(module="own").out == "False\n"
+    world.train_well(path)
+    assert len(list((world.cache / "programs").iterdir())) >= 3
+
+
+def test_a_changed_file_is_another_package(tmp_path, monkeypatch):
+    package = tmp_path / "package"
+    package.mkdir()
+    long_ago = (time.time() - 3600,) * 2
+    for name, text in (("a.py", "x = 1"), ("b.py", "y = 2")):
+        (package / name).write_text(text)
+        os.utime(package / name, long_ago)
+    seen = {programs.digest_of(package)}
+    for change in ("x = 2", "x = 1 "):
+        copy = shutil.copytree(package, tmp_path / change)
+        (copy / "a.py").write_text(change)
+        with pytest.raises(OSError, match=r"a.py is newer than this process"):
+            programs.digest_of(copy)
+        os.utime(copy / "a.py", long_ago)
+        seen.add(programs.digest_of(copy))
+    copy = shutil.copytree(package, tmp_path / "renamed")
+    (copy / "a.py").rename(copy / "c.py")
+    assert len({*seen, programs.digest_of(copy)}) == 4
