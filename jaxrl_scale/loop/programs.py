@@ -17,11 +17,13 @@ import json
 import os
 import pickle
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import jax
 import psutil
@@ -72,8 +74,11 @@ class Programs:
         path = self._folder / hashlib.sha256(text.encode()).hexdigest()
         found = _read(path, devices)
         if found is None:
+            before = _compilations()
             found = compile()
-            if self._writes:
+            # What JAX has read from its own cache lacks functions where it is written once more:
+            # it would end in "Function … not found" (seen with jaxlib 0.10.2).
+            if self._writes and _compilations() > before:
                 _write(path, found)
         return found
 
@@ -122,6 +127,23 @@ def follows_from(config: Config, placement: Placement) -> str:
         sort_keys=True,
         default=str,
     )
+
+
+_of_thread = threading.local()
+
+
+def _compilations() -> int:
+    """How many programs this thread has compiled that were not in JAX's own cache."""
+    count: int = getattr(_of_thread, "compilations", 0)
+    return count
+
+
+def _count(event: str, **_: Any) -> None:
+    if event == "/jax/compilation_cache/cache_misses":
+        _of_thread.compilations = _compilations() + 1
+
+
+jax.monitoring.register_event_listener(_count)
 
 
 @cache

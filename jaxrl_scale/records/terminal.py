@@ -42,7 +42,7 @@ class Terminal:
     def phase(self, name: str) -> None:
         """Show on the bar what goes on: compiling, training, evaluating."""
         if self._bar:
-            self._bar.update(self._bar.task_ids[0], description=name)
+            self._bar.update(self._bar.task_ids[0], description=name, refresh=True)
 
     def update(self, row: Row) -> None:
         """Show a row: ``iteration``, ``env_steps``, ``steps_per_second``, ``return_100``.
