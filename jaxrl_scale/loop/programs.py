@@ -89,7 +89,8 @@ def with_programs(config: Config, placement: Placement) -> Placement:
     own_code = ":" in config.network or (
         ":" in config.env and not config.env.startswith(("gymnax:", "envpool:"))
     )
-    if folder is None or own_code or not in_a_command():
+    on_cpus = placement.devices[0].platform == "cpu"  # on GPUs it has not been tried
+    if folder is None or own_code or not on_cpus or not in_a_command():
         return placement
     writes = placement.at_hand[0].process_index == 0
     with suppress(OSError):  # not known: what this processor can do, or which files were imported

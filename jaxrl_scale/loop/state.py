@@ -82,7 +82,9 @@ def unpack(packed: Packed) -> dict[str, np.ndarray]:
 
 def time_of(shared: Shared, num_iterations: Array | int) -> Time:
     """How far an agent is in a run of so many iterations."""
-    return Time(shared.iteration, shared.iteration / num_iterations)
+    # By the reciprocal, as XLA divides by a constant: the bits are those of a constant length.
+    progress = jnp.float32(shared.iteration) * (1 / jnp.float32(num_iterations))
+    return Time(shared.iteration, progress)
 
 
 # --- one device's part of one agent -------------------------------------------------------------
