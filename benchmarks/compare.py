@@ -12,7 +12,6 @@ lies here. On a machine that does other things the range is wide: then the ratio
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -21,6 +20,8 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from throughput import child
 
 HERE = Path(__file__).resolve().parents[1]
 ENVS = ("CartPole-v1", "Acrobot-v1")
@@ -45,14 +46,9 @@ def checked_out(commit: str, folder: Path) -> Iterator[Path]:
 
 def measured(checkout: Path, env: str, size: str, seconds: float) -> dict[str, float]:
     """One turn of a checkout."""
-    command = [sys.executable, str(checkout / "benchmarks" / "throughput.py")]
-    command += ["--ours", env, size, "--seconds", str(seconds)]
-    environment = os.environ | {"PYTHONPATH": str(checkout)}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    if done.returncode:
-        sys.exit(f"compare.py: {checkout} failed:\n{done.stderr[-2000:]}")
-    result: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
-    return result
+    script = checkout / "benchmarks" / "throughput.py"
+    where = ["--ours", env, size, "--seconds", str(seconds)]
+    return child(sys.executable, script, *where, PYTHONPATH=str(checkout))
 
 
 def main() -> None:

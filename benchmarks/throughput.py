@@ -67,11 +67,13 @@ def measure(env: str, name: str, seconds: float, num_shards: int) -> dict[str, f
     }
 
 
-def child(python: str, script: Path, *args: str) -> dict[str, float]:
+def child(python: str, script: Path, *args: str, **environment: str) -> dict[str, float]:
     """What a program prints in its last line: a JSON object of numbers."""
-    done = subprocess.run([python, str(script), *args], capture_output=True, text=True)
+    done = subprocess.run(
+        [python, str(script), *args], capture_output=True, text=True, env=os.environ | environment
+    )
     if done.returncode:
-        sys.exit(f"{script.name} failed:\n{done.stderr[-2000:]}")
+        sys.exit(f"{script} failed:\n{done.stderr[-2000:]}")
     result: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
     return result
 

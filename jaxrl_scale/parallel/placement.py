@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,22 +20,11 @@ from jaxrl_scale.parallel.machine import unheard
 from jaxrl_scale.parallel.sums import AXIS, device_pool, exchange_rounds, local_pool, map_exact
 from jaxrl_scale.types import Array, Pool, PyTree, Span
 
-
-class Find(Protocol):
-    """Finds a program of the run that was compiled before, or compiles it."""
-
-    def __call__(
-        self,
-        called: tuple[str, ...],
-        devices: Sequence[jax.Device],
-        compile: Callable[[], jax.stages.Compiled],
-    ) -> jax.stages.Compiled:
-        """
-        Args:
-          called: what tells it from the other programs of the run.
-          devices: those on which it runs.
-          compile: returns the program.
-        """
+Find = Callable[
+    [tuple[str, ...], Sequence[jax.Device], Callable[[], jax.stages.Compiled]], jax.stages.Compiled
+]
+"""``(called, devices, compile) -> program``: one that was compiled before, or else what ``compile``
+returns, as `jaxrl_scale.loop.programs.Programs` does it."""
 
 
 # --- placement ------------------------------------------------------------------------------
