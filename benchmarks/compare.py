@@ -21,11 +21,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from throughput import child
+from throughput import ENVS, SIZES, child
 
 HERE = Path(__file__).resolve().parents[1]
-ENVS = ("CartPole-v1", "Acrobot-v1")
-SIZES = ("b", "c")
 
 
 @contextmanager

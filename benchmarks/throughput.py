@@ -21,6 +21,7 @@ import sys
 import time
 from pathlib import Path
 
+ENVS = ("CartPole-v1", "Acrobot-v1")
 SIZES = {
     "b": {"num_envs": 64, "rollout_length": 128, "epochs": 4},
     "c": {"num_envs": 1024, "rollout_length": 32, "epochs": 2},
@@ -92,7 +93,7 @@ def main() -> None:
     here = Path(__file__).resolve()
     print(f"{os.cpu_count()} cores, {args.num_shards} shards, {args.rounds} rounds, medians")
     for name in SIZES:
-        for env in ("CartPole-v1", "Acrobot-v1"):
+        for env in ENVS:
             ours, theirs = [], []
             common = ["--seconds", str(args.seconds)]
             for _ in range(args.rounds):

@@ -154,7 +154,7 @@ def test_advantages_are_normalised_by_moments_of_the_whole_minibatch():
 
 def test_the_step_beyond_one_and_a_half_times_the_target_kl_is_undone_and_is_the_last():
     rollout = rollout_of(3, 2, 16, 4)
-    config = config_of(2, 16, 4, epochs=4, learning_rate=0.01, target_kl=1.0, minibatch_size=128)
+    config = config_of(2, 16, 4, epochs=4, learning_rate=0.005, target_kl=1.0, minibatch_size=128)
     algo = ppo.make(config, SPEC, local_pool(2))
     update = jax.jit(algo.update)
 
@@ -174,11 +174,11 @@ def test_the_step_beyond_one_and_a_half_times_the_target_kl_is_undone_and_is_the
     assert second > 1.1 * first
     for factor, expected in ((0.999, 1), (1.001, 2)):
         assert until(second / 1.5 * factor)[1] == expected
-    # One step was kept: as if there had been one. A step moves a parameter by 0.01.
+    # One step was kept: as if there had been one.
     alone = dataclasses.replace(config.algo, epochs=1, target_kl=None)
     one = updated(rollout, config=config.replace(algo=alone))[0].params
     jax.tree.map(
-        lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5),
+        lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6),
         until(second / 1.5 * 0.999)[0],
         one,
     )
