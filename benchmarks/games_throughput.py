@@ -103,7 +103,8 @@ def measure(game: str, seconds: float) -> dict[str, float]:
     seen = state.local.envs.obs[:, :, group], state.local.envs.is_first[:, :, group]
     turn = np.zeros((len(seen[1]), 2), np.int32)
     turns = len(runner._stage.groups) * config.rollout_length
-    act = best(lambda: jax.block_until_ready(runner._compiled_act(devices, *seen, turn)))
+    told = *seen, turn, runner._num_iterations
+    act = best(lambda: jax.block_until_ready(runner._compiled_act(devices, *told)))
     action = np.random.default_rng(0).integers(0, env.spec.action.n, seen[1].shape)
 
     def simulate() -> None:

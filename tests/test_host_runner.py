@@ -39,6 +39,7 @@ CONFIG = small(
     eval_episodes=4,
     test_env_kwargs={"lives": 1, "limit": 5},
     devices=1,
+    num_threads=2,
 )
 needs_envpool = pytest.mark.skipif(
     importlib.util.find_spec("envpool") is None,
@@ -63,17 +64,17 @@ def reference():
 # --- the same bits ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("devices", [2, 4])
-def test_a_run_is_the_same_on_more_devices_and_threads(reference, devices):
-    """On one device two groups act in turn, of two shards each; on two, groups of one shard; on
-    four there is one group."""
-    state, history = run(CONFIG.replace(devices=devices, num_threads=devices))
+@pytest.mark.parametrize(("devices", "threads"), [(2, 3), (4, 4)])
+def test_a_run_is_the_same_on_more_devices_and_threads(reference, devices, threads):
+    """On one device two groups act in turn, of two shards each; on two with more threads than
+    devices, groups of one shard; on four there is one group."""
+    state, history = run(CONFIG.replace(devices=devices, num_threads=threads))
     assert differing(reference, (state, history)) == []
 
 
 @pytest.mark.parametrize(("half", "devices"), [(2, 2), (3, 4), (4, 1)])
 def test_a_run_goes_on_elsewhere_before_at_and_after_a_restart(reference, half, devices, capsys):
-    threads = devices if devices > 1 else None
+    threads = max(devices, 2)
     state, _ = run(CONFIG, iterations=half)
     end, _ = run(
         CONFIG.replace(devices=devices, num_threads=threads),
@@ -135,7 +136,7 @@ def test_every_algorithm_learns_in_environments_on_the_host(name):
 def test_games_are_cut_at_a_restart_as_a_time_limit_cuts_them():
     """And between restarts the rollouts are what the environments do one by one."""
     env, length = HostCartPole(lives=2, limit=12), 20
-    stage, seeds = Stage(env, (1, 1, 2, 8), 1), np.arange(16)
+    stage, seeds = Stage(env, (1, 1, 2, 8), 1, 2), np.arange(16)
     games = host_rollout.fresh(env.spec, (1, 1, 2), 2 * length, 8)
     room = host_rollout.empty(env.spec, (1, 1, 2), length, 8, ())
     actions = np.random.default_rng(0).integers(0, 2, (2 * length, 1, 1, 2, 8))

@@ -145,7 +145,7 @@ def test_the_tree_adds_neighbours_first():
         f(terms[4] + terms[5]) + f(terms[6] + terms[7])
     )
     assert float(sums.tree_sum(jnp.asarray(terms))) == float(by_hand)
-    walled = sums.walled_tree_sum(jnp.stack([terms, terms, terms], 1))
+    walled = sums.walled_sum(jnp.stack([terms, terms, terms], 1))
     np.testing.assert_array_equal(walled, [by_hand] * 3)
 
 

@@ -203,6 +203,9 @@ _FEW = 8
 """Images with fewer channels than this are folded."""
 _BLOCK = 2**19
 """Numbers that are computed of some images at a time: 2 MiB, which stay in a core's cache."""
+_ADD, _COPY = 8, 30
+"""What it costs to add a number to a result, or to copy one into a patch, in additions and
+multiplications of a product (benchmarks/convolutions.md)."""
 
 
 def _folded(x: Array, kernel: Array, stride: int, precision: Any) -> Array:
@@ -226,8 +229,7 @@ def _folded(x: Array, kernel: Array, stride: int, precision: Any) -> Array:
     x = jax.lax.pad(
         x, jnp.zeros((), x.dtype), [(0, 0, 0), *((0, end, 0) for end in ends), (0, 0, 0)]
     )
-    x = x.reshape(images, cells[0], cell, cells[1], cell, channels)
-    x = x.transpose(0, 1, 3, 2, 4, 5).reshape(images, *cells, -1)
+    x = _cells(x.reshape(images, cells[0], cell, cells[1], cell * channels))
 
     def shifted(kernel: Array, axis: int) -> Array:
         """The kernel as each of a cell's outputs applies it, along one edge."""
@@ -247,37 +249,65 @@ def _folded(x: Array, kernel: Array, stride: int, precision: Any) -> Array:
     return y[:, : out[0], : out[1]]
 
 
+@jax.custom_vjp
+def _cells(x: Array) -> Array:
+    """``[N, rows, cell, columns, numbers] -> [N, rows, columns, cell * numbers]``, a transposition.
+
+    XLA writes slices in place four times as fast as it transposes them (jaxlib 0.10.2).
+    """
+    images, rows, cell, columns, numbers = x.shape
+    y = jnp.zeros((images, rows, columns, cell, numbers), x.dtype)
+    for row in range(cell):
+        y = jax.lax.dynamic_update_slice(y, x[:, :, row, :, None], (0, 0, 0, row, 0))
+    return y.reshape(images, rows, columns, -1)
+
+
+def _cells_forward(x: Array) -> tuple[Array, tuple[int, ...]]:
+    return _cells(x), x.shape
+
+
+def _cells_backward(shape: tuple[int, ...], g: Array) -> tuple[Array]:
+    images, rows, cell, columns, numbers = shape
+    return (g.reshape(images, rows, columns, cell, numbers).swapaxes(2, 3),)
+
+
+_cells.defvjp(_cells_forward, _cells_backward)
+
+
 def _correlation(x: Array, kernel: Array, precision: Any) -> Array:
     """``x [N, H, W, C]`` with ``kernel [kh, kw, C, O]``, no stride, no padding, with a gradient of
     its own."""
 
     @jax.custom_vjp
     def correlate(x: Array, kernel: Array) -> Array:
-        return _sum_of_shifted(x, kernel, precision)
+        return _correlated(x, kernel, precision)
 
     def forward(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
         return correlate(x, kernel), (x, kernel)
 
     def backward(saved: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
         x, kernel = saved
-        edges = [(0, 0), *((k - 1, k - 1) for k in kernel.shape[:2]), (0, 0)]
-        turned = kernel[::-1, ::-1].swapaxes(2, 3)
-        of_x = _sum_of_shifted(jnp.pad(g, edges), turned, precision)
-        return of_x, _kernel_gradient(x, g, precision)
+        return _input_gradient(g, kernel, precision), _kernel_gradient(x, g, precision)
 
     correlate.defvjp(forward, backward)
     return correlate(x, kernel)
 
 
-def _sum_of_shifted(x: Array, kernel: Array, precision: Any) -> Array:
-    """`_correlation` itself: every pixel's product with all of the kernel, and for each result the
-    sum of what its window's pixels contribute to it. This needs no patches."""
-    height, width, channels, features = kernel.shape
-    out = [n - k + 1 for n, k in zip(x.shape[1:3], (height, width), strict=True)]
-    matrix = kernel.transpose(2, 0, 1, 3).reshape(channels, -1)
-    images = _images_at_a_time(len(x), math.prod(x.shape[1:3]) * matrix.shape[1])
+def _correlated(x: Array, kernel: Array, precision: Any) -> Array:
+    """`_correlation` itself, in the cheaper of two ways.
 
-    def block(x: Array) -> Array:
+    Either every pixel is multiplied by all of the kernel, and each result is the sum of what its
+    window's pixels contribute to it. This needs no patches, but pixels near the edges are also
+    multiplied by parts of the kernel that never see them. Or patches are multiplied by the kernel.
+    """
+    height, width, channels, features = kernel.shape
+    pixels = math.prod(x.shape[1:3])
+    out = [n - k + 1 for n, k in zip(x.shape[1:3], (height, width), strict=True)]
+    shifted = pixels * features * (2 * channels + _ADD)
+    patched = math.prod(out) * channels * (2 * features + _COPY)
+
+    def by_shifts(x: Array) -> Array:
+        matrix = kernel.transpose(2, 0, 1, 3).reshape(channels, -1)
         terms = jnp.matmul(x, matrix, precision=precision)
         terms = terms.reshape(*x.shape[:3], height * width, features)
         total = jnp.zeros((), x.dtype)
@@ -285,34 +315,76 @@ def _sum_of_shifted(x: Array, kernel: Array, precision: Any) -> Array:
             total = total + terms[:, row : row + out[0], column : column + out[1], k]
         return total
 
-    y = jax.lax.map(block, x.reshape(-1, images, *x.shape[1:]))
+    def by_patches(x: Array) -> Array:
+        seen = _patches(x, (height, width), (1, 1), (1, 1))
+        return jnp.matmul(seen, kernel.reshape(-1, features), precision=precision)
+
+    images = _images_at_a_time(x.shape, kernel.shape)
+    few = x.reshape(-1, images, *x.shape[1:])
+    y = jax.lax.map(by_shifts if shifted < patched else by_patches, few)
     return y.reshape(-1, *out, features)
 
 
-def _images_at_a_time(images: int, numbers: int) -> int:
-    """How many, if so many numbers are computed of each."""
-    return largest_divisor(images, max(1, _BLOCK // numbers))
+def _images_at_a_time(x: tuple[int, ...], kernel: tuple[int, ...]) -> int:
+    """How many, so that what is computed of each pixel stays in a core's cache. It is the same
+    number for results and gradients, so that XLA lays ``x`` out once for both."""
+    height, width, channels, features = kernel
+    numbers = math.prod(x[1:3]) * height * width * max(channels, features)
+    return largest_divisor(x[0], max(1, _BLOCK // numbers))
+
+
+def _input_gradient(g: Array, kernel: Array, precision: Any) -> Array:
+    """Of `_correlation`: the gradient ``g [N, h, w, O]`` of its results gives ``[N, H, W, C]``.
+
+    Each result's product with all of the kernel is added to the pixels of its window.
+    """
+    height, width, channels, features = kernel.shape
+    rows, columns = g.shape[1:3]
+    pixels = rows + height - 1, columns + width - 1
+    matrix = kernel.reshape(-1, features).T
+
+    def block(g: Array) -> Array:
+        terms = jnp.matmul(g, matrix, precision=precision)
+        terms = terms.reshape(*g.shape[:3], height * width, channels)
+        total = jnp.zeros((len(g), *pixels, channels), g.dtype)
+        for k, (row, column) in enumerate(np.ndindex(height, width)):
+            # XLA updates a slice in place, where `total.at[...].add` would become a scatter.
+            before = total[:, row : row + rows, column : column + columns]
+            after = before + terms[..., k, :]
+            total = jax.lax.dynamic_update_slice(total, after, (0, row, column, 0))
+        return total
+
+    images = _images_at_a_time((len(g), *pixels), kernel.shape)
+    x = jax.lax.map(block, g.reshape(-1, images, *g.shape[1:]))
+    return x.reshape(-1, *pixels, channels)
 
 
 def _kernel_gradient(x: Array, g: Array, precision: Any) -> Array:
     """Of `_correlation`: ``x [N, H, W, C]`` and the gradient ``g [N, h, w, O]`` of its results give
     ``[kh, kw, C, O]``.
 
-    A few images at a time, whose patches are made, used and forgotten. It is ``g`` that is
+    A few images at a time, by one product for each place of the window. It is ``g`` that is
     transposed, the smaller of the factors.
     """
+    rows, columns = g.shape[1:3]
     window = [n - m + 1 for n, m in zip(x.shape[1:3], g.shape[1:3], strict=True)]
-    features = math.prod(window) * x.shape[-1]
-    images = _images_at_a_time(len(x), math.prod(g.shape[1:3]) * features)
+    channels, features = x.shape[-1], g.shape[-1]
+    images = _images_at_a_time(x.shape, (*window, channels, features))
 
-    def block(total: Array, some: tuple[Array, Array]) -> tuple[Array, None]:
+    def block(totals: list[Array], some: tuple[Array, Array]) -> tuple[list[Array], None]:
         x, g = some
-        seen = _patches(x, tuple(window), (1, 1), (1, 1)).reshape(-1, features)
-        transposed = jax.lax.optimization_barrier(g.reshape(-1, g.shape[-1]).T)
-        return total + jnp.matmul(transposed, seen, precision=precision), None
+        transposed = jax.lax.optimization_barrier(g.reshape(-1, features).T)
 
-    x, g = (y.reshape(-1, images, *y.shape[1:]) for y in (x, g))
-    total, _ = jax.lax.scan(block, jnp.zeros((g.shape[-1], features), g.dtype), (x, g))
+        def product(row: int, column: int) -> Array:
+            seen = x[:, row : row + rows, column : column + columns].reshape(-1, channels)
+            return jnp.matmul(transposed, seen, precision=precision)
+
+        places = np.ndindex(*window)
+        return [t + product(*place) for t, place in zip(totals, places, strict=True)], None
+
+    few = x.reshape(-1, images, *x.shape[1:]), g.reshape(-1, images, *g.shape[1:])
+    nothing = [jnp.zeros((features, channels), g.dtype)] * math.prod(window)
+    totals, _ = jax.lax.scan(block, nothing, few)
     # A loop of one round is no loop to XLA, which would then compute the transposed product.
-    total = jax.lax.optimization_barrier(total)
-    return total.T.reshape(*window, x.shape[-1], g.shape[-1])
+    total = jax.lax.optimization_barrier(jnp.stack(totals))
+    return total.swapaxes(1, 2).reshape(*window, channels, features)

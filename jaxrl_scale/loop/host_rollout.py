@@ -2,9 +2,10 @@
 
 All arrays here are NumPy's and lie as the devices of this process hold them: ``[D, P', S', …]``.
 
-The shards of every device are cut into groups, which act and simulate in turn: while the devices
-choose actions for one group, the cores simulate the other. A group is whole shards, and a shard is
-always computed by itself, so that grouping changes no bit.
+Where simulators have cores that the devices leave free, the shards of every device are cut into two
+groups, which act and simulate in turn: while the devices choose actions for one group, the cores
+simulate the other. A group is whole shards, and a shard is always computed by itself, so that
+grouping changes no bit.
 
 The state of a simulator cannot be saved. So simulators are made anew at fixed iterations, and what
 is saved is the seeds' restart number, which follows from the iteration, and all actions since then.
@@ -110,13 +111,14 @@ class Stage:
 
     Args:
       shape: ``(D, P', S', B)``.
+      num_groups: of the shards of a device, where it has so many.
     """
 
-    def __init__(self, env: HostEnvironment, shape: Shape, num_threads: int):
+    def __init__(self, env: HostEnvironment, shape: Shape, num_threads: int, num_groups: int):
         self._env, self._shape, self._num_threads = env, shape, num_threads
         shards = shape[2]
-        half = max(1, shards // 2)
-        self.groups = [slice(k, k + half) for k in range(0, shards, half)]
+        each = max(1, shards // num_groups)
+        self.groups = [slice(k, k + each) for k in range(0, shards, each)]
         self._simulators: list[Simulator] = []
         self._fresh: list[bool] = []
 

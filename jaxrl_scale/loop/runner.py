@@ -45,7 +45,7 @@ class Runner:
         self._beginning = state.Beginning(placement, self._init_agent, self.agents)
         self._evaluators = make_evaluators(config, env, self.algo, placement)
         # Not a constant of the program, so that a longer run finds the compiled one in the cache.
-        self._num_iterations = placement.split_scalar(config.num_iterations)
+        self._num_iterations = placement.put(placement.split_scalar(config.num_iterations))
 
     # --- one device's part of one agent -----------------------------------------------------
 

@@ -52,6 +52,10 @@ class Placement:
         return len(self.devices)
 
     @property
+    def on_cpus(self) -> bool:
+        return self.devices[0].platform == "cpu"
+
+    @property
     def num_processes(self) -> int:
         return len(self.devices) // len(self.at_hand)
 
@@ -126,8 +130,7 @@ class Placement:
 
     @property
     def compiler_options(self) -> dict[str, str]:
-        on_cpus = self.devices[0].platform == "cpu"
-        return products.compiler_options() if self.exact and on_cpus else {}
+        return products.compiler_options() if self.exact and self.on_cpus else {}
 
     def compile(
         self,

@@ -11,6 +11,8 @@ binary tree. That the terms themselves do not depend on the number of threads is
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -34,22 +36,26 @@ def tree_sum(x: Array) -> Array:
     return x[0]
 
 
-def walled_tree_sum(x: Array) -> Array:
-    """`tree_sum` of ``[S, N]`` behind a wall that XLA does not fuse across.
+def walled_sum(*terms: Array) -> Array:
+    """The sum of ``[S, N]`` arrays, of each of them its `tree_sum`, behind a wall that XLA does not
+    fuse across.
 
     A sum fused into what follows it changes which products there become fused
     multiply-adds, so the bits would depend on how many of the additions a device makes. XLA
     drops ``optimization_barrier`` before it fuses, but a loop's result always reaches memory:
-    the vector is summed in two halves.
+    the vector is summed in two halves, which share their middle where its length is odd.
     """
-    size = x.shape[1]
+    size = terms[0].shape[1]
     half = -(-size // 2)
-    x = jnp.pad(x, ((0, 0), (0, 2 * half - size)))
-    halves = jax.lax.map(
-        lambda i: tree_sum(jax.lax.dynamic_slice_in_dim(x, i * half, half, 1)),
-        jnp.arange(2),
-    )
-    return halves.reshape(-1)[:size]
+
+    def sum_half(i: Any, out: Array) -> Array:
+        start = i * (size - half)
+        total, *others = (tree_sum(jax.lax.dynamic_slice_in_dim(x, start, half, 1)) for x in terms)
+        for other in others:
+            total = total + other
+        return jax.lax.dynamic_update_slice_in_dim(out, total, start, 0)
+
+    return jax.lax.fori_loop(0, 2, sum_half, jnp.zeros(size, terms[0].dtype))
 
 
 def map_exact(f: Callable[..., PyTree], *trees: PyTree, trips: Array | None = None) -> PyTree:
@@ -142,12 +148,13 @@ def _pool(
     def total(x: Array) -> Array:
         """``[S, n] -> [n]``, over all devices. The rounds are the levels of the tree, as ``a + b``
         and ``b + a`` have the same bits."""
-        x = tree_sum(x) if exact else x.sum(0)
-        pair = x[None]
-        for partners in exchange_rounds(num_devices):
-            pair = jnp.stack([x, jax.lax.ppermute(x, AXIS, partners)])
-            x = tree_sum(pair)
-        return walled_tree_sum(pair) if exact else x
+        rounds = exchange_rounds(num_devices)
+        if rounds or not exact:
+            x = (tree_sum(x) if exact else x.sum(0))[None]
+        for partners in rounds[:-1]:
+            x = x + jax.lax.ppermute(x, AXIS, partners)
+        pair = (x, *(jax.lax.ppermute(x, AXIS, partners) for partners in rounds[-1:]))
+        return walled_sum(*pair) if exact else functools.reduce(operator.add, pair)[0]
 
     def sum(tree: PyTree) -> PyTree:
         return _at_once(total, tree)
