@@ -72,6 +72,15 @@ class Pair(NamedTuple):
     noise: float
 
 
+class Told(Good):
+    """Has numbers of its own: of JAX, of NumPy and of Python."""
+
+    def step(self, key, state, action):
+        state, out = super().step(key, state, action)
+        info = {"age": state, "parts/speed": np.float32(2), "won": out.terminated, "cost": 1.5}
+        return state, out._replace(info=info)
+
+
 class Numbers(Good):
     """Python's numbers instead of arrays, and a state that is a tuple of two."""
 
@@ -91,7 +100,9 @@ def build_without_annotation():
     return Good()
 
 
-@pytest.mark.parametrize("env", [Good(), Numbers(), specified(observation_dtype="float32")()])
+@pytest.mark.parametrize(
+    "env", [Good(), Told(), Numbers(), specified(observation_dtype="float32")()]
+)
 def test_an_environment_that_keeps_the_contract_is_accepted(env):
     envs.check_env(env)
 
@@ -293,6 +304,16 @@ class StepOnly(Good):
         return super().step(key, state, action)[1]
 
 
+def telling(info):
+    """An environment class whose `step` returns this as its own numbers."""
+
+    def step(self, key, state, action):
+        state, out = Good.step(self, key, state, action)
+        return state, out._replace(info=info)
+
+    return type("Telling", (Good,), {"step": step})
+
+
 class StateStructure(Good):
     def reset(self, key):
         return {"time": jnp.zeros((), jnp.int32)}, jnp.zeros(1)
@@ -363,6 +384,17 @@ class StateShape(Good):
             StateDtype,
             "state['time'] is int32[] after reset and float32[] after step; both should have",
         ),
+        (telling([1.0]), "step returned info (float32[]); it should be None or a dict of numbers"),
+        (
+            telling({"v": jnp.ones(2)}),
+            "step returned info['v'] float32[2]; it should be one number or one bool, without axes",
+        ),
+        (telling({"v": {"x": 1.0}}), "step returned info['v'] {'x': float32[]}; it should be one"),
+        (telling({"v": 1j}), "step returned info['v'] complex64[]; it should be one number or"),
+        (telling({"v": None}), "step returned info['v'] None; it should be one number or one"),
+        (telling({"v": "fast"}), "step: TypeError: "),
+        (telling({3: 1.0}), "a name in the info of step=3 should be a text of letters, digits"),
+        (telling({"a b": 1.0}), "a name in the info of step='a b' should be a text of letters"),
         (StateShape, "state is int32[] after reset and int32[1] after step; both should have"),
     ],
 )

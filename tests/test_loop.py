@@ -312,6 +312,23 @@ def test_the_recent_return_is_of_the_fewest_iterations_with_100_episodes_of_a_ag
     assert mine.env_steps == 60
 
 
+def test_an_environments_own_numbers_are_means_over_all_steps_and_over_all_ends_since_the_row():
+    """Of agent 0; agent 1 has none at all. It is no mean of means, and nobody fails by them."""
+    mine, own = progress.Progress(2), [("env/speed", (10, 50)), ("env_end/won", (1, 1))]
+    for k, (steps, ended) in enumerate([(10, 1), (40, 3)]):
+        counts = {"steps": steps, "ended": ended, "total_return": 0, "total_length": 0}
+        metrics = {name: np.array([x, x]) for name, x in counts.items()}
+        metrics |= {name: np.array([x[k], np.nan], np.float32) for name, x in own}
+        mine.record(k + 1, metrics)
+    assert json.loads(json.dumps(mine.to_json()))["since_row"]["env/speed"][0] == 60
+    row = mine.row(metrics)
+    assert row["per_agent"]["env/speed"] == [60 / 50, None]
+    assert row["per_agent"]["env_end/won"] == [2 / 4, None]
+    assert mine.failed == {}
+    mine.record(3, metrics)
+    assert mine.row(metrics)["per_agent"]["env/speed"] == [50 / 40, None], "since the row"
+
+
 def test_there_is_no_recent_return_before_every_agent_has_100_episodes():
     assert progress.Progress(2).recent_return() is None
     mine = counted([(99, 1), (100, 200)])

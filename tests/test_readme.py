@@ -34,6 +34,9 @@ def test_the_example_of_an_environment_and_a_network_of_your_own_trains(tmp_path
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["env_end/arrived"] > 0.9, "the rate of success"
+    assert 0 < last["env/arrived"] < 0.3
     # It starts anywhere in 12 places and walks to the end: 6.5 steps on average, -50 at worst.
     assert summary["evaluation"]["mean"] > -8
 
