@@ -28,6 +28,7 @@ from jaxrl_scale.records.checkpoint import restore
 from jaxrl_scale.records.progress import Clock
 from jaxrl_scale.train import loop
 
+HERE = Path(__file__).name
 train_module = sys.modules["jaxrl_scale.train"]
 
 
@@ -242,6 +243,44 @@ def test_a_run_that_has_finished_is_left_as_it_is(tmp_path, capsys):
     assert capsys.readouterr() == (2 * told, "")
     assert files == {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
     assert files.keys() == {path for path in run.path.rglob("*") if path.is_file()}
+
+
+@pytest.mark.usefixtures("_counting")
+def test_a_function_sees_a_copy_of_each_row_after_it_was_written(tmp_path):
+    path, seen = tmp_path / "run", []
+
+    def see(row):
+        assert row == json.loads((path / "metrics.jsonl").read_text().splitlines()[-1])
+        seen.append(dict(row))
+        row.clear()
+
+    run = train(config_of(path, num_seeds=2), on_row=see)
+    assert [row["iteration"] for row in run.metrics] == [5, 10]
+    assert run.metrics == seen
+
+
+@pytest.mark.usefixtures("_counting")
+def test_an_error_in_the_function_ends_the_run_in_one_line_and_what_was_saved_stays(tmp_path):
+    def stumble(row):
+        raise KeyError("los")
+
+    config = config_of(tmp_path / "run")
+    line = stumble.__code__.co_firstlineno + 1
+    with pytest.raises(
+        RunError, match=rf"^on_row, \S*{HERE}, line {line}: KeyError: 'los'$"
+    ) as told:
+        train(config, on_row=stumble)
+    assert isinstance(told.value.__cause__, KeyError)
+    resumed = train(config, resume=tmp_path / "run")
+    starts = json.loads((tmp_path / "run" / "run.json").read_text())["starts"]
+    assert [start["resumed_from"] for start in starts] == [0, 4]
+    assert [row["iteration"] for row in resumed.metrics] == [5, 10]
+
+
+def test_what_is_no_function_is_refused_before_the_run_starts(tmp_path):
+    with pytest.raises(RunError, match="on_row='print' should be a function that takes a row"):
+        train(config_of(tmp_path / "run"), on_row="print")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.usefixtures("_counting")
