@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import gymnasium
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -121,6 +122,46 @@ envs.check_env(envs.make("CartPole-v1"))
 assert not xla_bridge.backends_are_initialized()
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+# --- stepping through it --------------------------------------------------------------------
+
+
+class Watched(Good):
+    """Does what only numbers can: Python's `if` and `int`, in a loop of JAX too."""
+
+    def step(self, key, state, action):
+        seen = []
+        jax.lax.fori_loop(0, 2, lambda k, x: seen.append(int(x)) or x + 1, state)
+        assert seen == [state, state + 1]
+        if state < 0:
+            raise RuntimeError("it only grows")
+        return super().step(key, state, action)
+
+
+def test_played_as_plain_python_an_environment_sees_numbers_and_episodes_follow_each_other():
+    made = envs.play(Watched(), 7, policy=lambda obs: 1)
+    assert [int(t.state) for t in made] == [0, 1, 2, 3, 4, 0, 1]
+    assert [float(t.obs[0]) for t in made] == [0, 1, 2, 3, 4, 0, 1]
+    assert [bool(t.step.terminated) for t in made] == [False] * 4 + [True] + [False] * 2
+    assert not any(t.step.truncated for t in made)
+    assert {int(t.action) for t in made} == {1}
+
+
+def test_played_episodes_end_at_the_time_limit_and_actions_are_clipped_or_random():
+    env = specified(max_episode_steps=2, action=Box(-1.0, 2.0, (1,)))()
+    made = envs.play(env, 3, policy=lambda obs: [9])
+    assert [bool(t.step.truncated) for t in made] == [False, True, False]
+    assert [t.action.tolist() for t in made] == [[2.0]] * 3
+    one, again, other = ([float(t.action[0]) for t in envs.play(env, 3, seed=k)] for k in (0, 0, 1))
+    assert one == again != other
+    assert len(set(one)) == 3
+    assert -1 <= min(one) < max(one) <= 2
+
+
+def test_an_environment_on_the_host_is_not_played_here():
+    with pytest.raises(RunError, match="runs on the host: its simulator can be stepped as it is"):
+        envs.play(envs.make("gymnasium:CartPole-v1"))
 
 
 # --- the specification ----------------------------------------------------------------------
