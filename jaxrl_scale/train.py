@@ -200,6 +200,13 @@ def _finished(config: Config, resume: str | Path | None, hosts: Hosts) -> Run | 
     return Run(path, files.read_json(path / "config.json"), summary, FINISHED)
 
 
+def settings_told(argv: Sequence[str]) -> str:
+    """What the user is told of the settings that come with the package, if they are used."""
+    file = command_line.shipped_settings(argv)
+    where = file and run_directory.short(file)
+    return f"The settings are those of {where}; --config=none takes the defaults." if where else ""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The command: returns the exit status."""
     return commands.run(_command, argv, "interrupted; what was saved stays saved")
@@ -211,10 +218,14 @@ def _command(argv: list[str]) -> int:
     dry_run = command_line.DRY_RUN in argv
     argv = [text for text in argv if text != command_line.DRY_RUN]
     config, name, resume = command_line.load(argv)
+    told = settings_told(argv)
     if dry_run:
-        print(files.to_python(config, f"What a run of {name!r} would train with."), end="")
+        text = f"What a run of {name!r} would train with." + (f"\n\n{told}" if told else "")
+        print(files.to_python(config, text), end="")
         return 0
     start, launch = psutil.Process().create_time(), command_line.load_launch(argv)
+    if told and find(launch, os.environ).process_id == 0:
+        print(told)
     return train(config, name=name, resume=resume, process_start=start, launch=launch).exit_status
 
 
