@@ -45,7 +45,7 @@ from jaxrl_scale.search.schedulers import (
     train_rungs,
 )
 from jaxrl_scale.search.space import Range, Setting
-from jaxrl_scale.train import train
+from jaxrl_scale.train import settings_told, train
 
 # --- training -------------------------------------------------------------------------------
 
@@ -274,6 +274,8 @@ def _command(argv: list[str]) -> int:
     if find(Launch(), os.environ).num_processes > 1:
         raise RunError("a sweep is one process; give each process a part of it with --task")
     base, ranges = space.split(rest)
+    if told := settings_told(rest):
+        print(told)
     settings = _settings(args, ranges)
     by_model = args.draw == "tpe"
     configs = configs_of(base, settings)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 
 from jaxrl_scale import commands, envs
 from jaxrl_scale.config import Config, Launch, command_line, files
-from jaxrl_scale.errors import FINISHED
+from jaxrl_scale.errors import FINISHED, RunError
 from jaxrl_scale.loop import protocol
 from jaxrl_scale.loop.agent import Agent, load
 from jaxrl_scale.loop.make import make_runner
@@ -30,7 +30,7 @@ from jaxrl_scale.records import run_directory
 from jaxrl_scale.records.checkpoint import Checkpoints
 from jaxrl_scale.records.log import STATUSES, Log
 from jaxrl_scale.records.progress import Clock
-from jaxrl_scale.records.rows import Summary, read_rows
+from jaxrl_scale.records.rows import Row, Summary, read_rows
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,7 @@ def train(
     *,
     name: str = "run",
     resume: str | Path | None = None,
+    on_row: Callable[[Row], object] | None = None,
     process_start: float | None = None,
     launch: Launch = Launch(),  # noqa: B008  frozen
     agents: Agents | None = None,
@@ -71,6 +72,12 @@ def train(
       name: what the default run directory is called after.
       resume: a run directory to continue from its newest whole checkpoint. A run that has
         finished is left as it is.
+      on_row: a function that is called with each row of metrics, after it was written: a dict, the
+        same as in ``metrics.jsonl``, which docs/metrics.md explains. It sees the run and cannot
+        change it: the row is a copy, and what the function returns is dropped. The run waits for
+        it. In a run of several processes process 0 calls it. A resumed run calls it with the rows
+        after its checkpoint again. What it raises ends the run as a `RunError`; what was saved
+        stays, and the run can be resumed.
       process_start: unix seconds from which times are counted; default: now.
       launch: how this process finds the others of the run, where there are any.
       agents: seeds and options of the agents, where they differ in more than consecutive seeds.
@@ -84,6 +91,8 @@ def train(
         end at once instead, with the error's status.
     """
     config = checked(config, resume)
+    if on_row is not None and not callable(on_row):
+        raise RunError(f"on_row={on_row!r} should be a function that takes a row of metrics")
     clock = Clock(process_start or time.time(), config.target_return)
     hosts = join(find(launch, os.environ), launch)
     with hosts.end_together(), jax_settings_restored():
@@ -94,7 +103,7 @@ def train(
             env = envs.make(config.env, **config.env_kwargs)
             runner = make_runner(config, env, placement, agents)
             runner.check_memory()
-            run = loop(config, runner, hosts, clock, name, resume, start, until)
+            run = loop(config, runner, hosts, clock, name, resume, start, until, on_row)
         hosts.close()
         return run
 
@@ -108,6 +117,7 @@ def loop(
     resume: str | Path | None = None,
     start: tuple[int, Any] | None = None,
     until: int | None = None,
+    on_row: Callable[[Row], object] | None = None,
 ) -> Run:
     """Step, log, evaluate and save until the last iteration, or until a signal stops the run.
 
@@ -122,7 +132,7 @@ def loop(
         compiled_meanwhile(
             runner, hosts, bool(config.compilation_cache), fresh=not resume and start is None
         ) as wait_for_compiler,
-        Log(config, directory, hosts, clock) as log,
+        Log(config, directory, hosts, clock, on_row) as log,
         closing(
             Checkpoints(directory.checkpoints, config.keep_checkpoints, hosts, runner.parts())
         ) as checkpoints,
@@ -190,6 +200,13 @@ def _finished(config: Config, resume: str | Path | None, hosts: Hosts) -> Run | 
     return Run(path, files.read_json(path / "config.json"), summary, FINISHED)
 
 
+def settings_told(argv: Sequence[str]) -> str:
+    """What the user is told of the settings that come with the package, if they are used."""
+    file = command_line.shipped_settings(argv)
+    where = file and run_directory.short(file)
+    return f"The settings are those of {where}; --config=none takes the defaults." if where else ""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The command: returns the exit status."""
     return commands.run(_command, argv, "interrupted; what was saved stays saved")
@@ -201,10 +218,14 @@ def _command(argv: list[str]) -> int:
     dry_run = command_line.DRY_RUN in argv
     argv = [text for text in argv if text != command_line.DRY_RUN]
     config, name, resume = command_line.load(argv)
+    told = settings_told(argv)
     if dry_run:
-        print(files.to_python(config, f"What a run of {name!r} would train with."), end="")
+        text = f"What a run of {name!r} would train with." + (f"\n\n{told}" if told else "")
+        print(files.to_python(config, text), end="")
         return 0
     start, launch = psutil.Process().create_time(), command_line.load_launch(argv)
+    if told and find(launch, os.environ).process_id == 0:
+        print(told)
     return train(config, name=name, resume=resume, process_start=start, launch=launch).exit_status
 
 

@@ -87,12 +87,17 @@ class TimeStep(NamedTuple):
 
     ``terminated``: the task ended, nothing follows, its value is 0. ``truncated``: the
     episode was cut although the task goes on, so its value is bootstrapped from ``obs``.
+
+    ``info`` holds numbers of the environment's own, by name, of which the run reports two means
+    each: ``env/<name>`` over all valid steps, and ``env_end/<name>`` over the last steps of the
+    episodes that ended, by the time limit too. Nothing learns from them.
     """
 
     obs: Array  # [*observation_shape]
     reward: Array  # [] float32
     terminated: Array  # [] bool
     truncated: Array  # [] bool
+    info: dict[str, Array] | None = None  # each [], a number or a bool
 
 
 class Environment(Protocol):
@@ -210,6 +215,11 @@ class Part:
 
 Metrics = dict[str, Array]
 """Scalars by name, as an algorithm's ``update`` returns them: pooled, equal on all devices."""
+
+
+OWN_NUMBERS = {"env/": "steps", "env_end/": "ended"}
+"""What stands before the names of an environment's own numbers (`TimeStep.info`) among the metrics.
+An iteration has their sums, and beside them how many numbers each is a sum of, under this name."""
 
 
 MOST_SHARDS = 4096

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import probes
 
-from jaxrl_scale.types import Discrete, EnvSpec, Rollout, TimeStep
+from jaxrl_scale.types import Discrete, EnvSpec, Rollout
 
 GAMMA = 0.9
 MIXED = (probes.Observation(), probes.Discount(), probes.Truncation(), probes.Both())
@@ -28,7 +28,7 @@ class Mixture:
         states, seen = zip(
             *(env.step(key, s, action) for env, s in zip(MIXED, states, strict=True)), strict=True
         )
-        seen = TimeStep(*(jnp.stack(x)[kind] for x in zip(*seen, strict=True)))
+        seen = jax.tree.map(lambda *x: jnp.stack(x)[kind], *seen)
         cut = jnp.asarray([env.spec.max_episode_steps == 1 for env in MIXED])
         return (kind, states), seen._replace(
             obs=observed(kind, seen.obs), truncated=seen.truncated | cut[kind]

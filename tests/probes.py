@@ -130,7 +130,8 @@ class Counter:
 
 class Pixels:
     """Images of bytes, with as many pixels along an edge as asked for: a bright bar that moves a
-    column a step; the reward says whether it is in the left half, as the action should."""
+    column a step; the reward says whether it is in the left half, as the action should.
+    Its own numbers are where the bar is, and whether the action was right."""
 
     def __init__(self, edge=36, channels=4):
         self.edge = edge
@@ -143,7 +144,8 @@ class Pixels:
     def step(self, key, state, action):
         right = (state < self.edge // 2) == (action == 1)
         state = (state + 1) % self.edge
-        return state, TimeStep(self.observe(state), jnp.where(right, 1.0, 0.0), NO, NO)
+        info = {"place": state / 7, "right": right}
+        return state, TimeStep(self.observe(state), jnp.where(right, 1.0, 0.0), NO, NO, info)
 
     def observe(self, column):
         shape = self.spec.observation_shape

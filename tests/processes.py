@@ -32,9 +32,9 @@ QUICKLY = {"XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_cpu_use_fusion
 """The environment of a process that compiles what nothing else does, and of which no bits are
 compared: XLA leaves most of its optimisation out."""
 
-# One small program for most tests: XLA compiles it once for each number of devices.
+# One small program for most tests: XLA compiles it once for each number of devices. All else is as
+# in Config: there is no "env" (it is CartPole-v1), with which the settings of a file would come.
 SMALL = {
-    "env": "CartPole-v1",
     "num_envs": 16,
     "num_shards": 4,
     "rollout_length": 16,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import gymnasium
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -72,6 +73,15 @@ class Pair(NamedTuple):
     noise: float
 
 
+class Told(Good):
+    """Has numbers of its own: of JAX, of NumPy and of Python."""
+
+    def step(self, key, state, action):
+        state, out = super().step(key, state, action)
+        info = {"age": state, "parts/speed": np.float32(2), "won": out.terminated, "cost": 1.5}
+        return state, out._replace(info=info)
+
+
 class Numbers(Good):
     """Python's numbers instead of arrays, and a state that is a tuple of two."""
 
@@ -91,7 +101,9 @@ def build_without_annotation():
     return Good()
 
 
-@pytest.mark.parametrize("env", [Good(), Numbers(), specified(observation_dtype="float32")()])
+@pytest.mark.parametrize(
+    "env", [Good(), Told(), Numbers(), specified(observation_dtype="float32")()]
+)
 def test_an_environment_that_keeps_the_contract_is_accepted(env):
     envs.check_env(env)
 
@@ -110,6 +122,46 @@ envs.check_env(envs.make("CartPole-v1"))
 assert not xla_bridge.backends_are_initialized()
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+# --- stepping through it --------------------------------------------------------------------
+
+
+class Watched(Good):
+    """Does what only numbers can: Python's `if` and `int`, in a loop of JAX too."""
+
+    def step(self, key, state, action):
+        seen = []
+        jax.lax.fori_loop(0, 2, lambda k, x: seen.append(int(x)) or x + 1, state)
+        assert seen == [state, state + 1]
+        if state < 0:
+            raise RuntimeError("it only grows")
+        return super().step(key, state, action)
+
+
+def test_played_as_plain_python_an_environment_sees_numbers_and_episodes_follow_each_other():
+    made = envs.play(Watched(), 7, policy=lambda obs: 1)
+    assert [int(t.state) for t in made] == [0, 1, 2, 3, 4, 0, 1]
+    assert [float(t.obs[0]) for t in made] == [0, 1, 2, 3, 4, 0, 1]
+    assert [bool(t.step.terminated) for t in made] == [False] * 4 + [True] + [False] * 2
+    assert not any(t.step.truncated for t in made)
+    assert {int(t.action) for t in made} == {1}
+
+
+def test_played_episodes_end_at_the_time_limit_and_actions_are_clipped_or_random():
+    env = specified(max_episode_steps=2, action=Box(-1.0, 2.0, (1,)))()
+    made = envs.play(env, 3, policy=lambda obs: [9])
+    assert [bool(t.step.truncated) for t in made] == [False, True, False]
+    assert [t.action.tolist() for t in made] == [[2.0]] * 3
+    one, again, other = ([float(t.action[0]) for t in envs.play(env, 3, seed=k)] for k in (0, 0, 1))
+    assert one == again != other
+    assert len(set(one)) == 3
+    assert -1 <= min(one) < max(one) <= 2
+
+
+def test_an_environment_on_the_host_is_not_played_here():
+    with pytest.raises(RunError, match="runs on the host: its simulator can be stepped as it is"):
+        envs.play(envs.make("gymnasium:CartPole-v1"))
 
 
 # --- the specification ----------------------------------------------------------------------
@@ -293,6 +345,16 @@ class StepOnly(Good):
         return super().step(key, state, action)[1]
 
 
+def telling(info):
+    """An environment class whose `step` returns this as its own numbers."""
+
+    def step(self, key, state, action):
+        state, out = Good.step(self, key, state, action)
+        return state, out._replace(info=info)
+
+    return type("Telling", (Good,), {"step": step})
+
+
 class StateStructure(Good):
     def reset(self, key):
         return {"time": jnp.zeros((), jnp.int32)}, jnp.zeros(1)
@@ -363,6 +425,17 @@ class StateShape(Good):
             StateDtype,
             "state['time'] is int32[] after reset and float32[] after step; both should have",
         ),
+        (telling([1.0]), "step returned info (float32[]); it should be None or a dict of numbers"),
+        (
+            telling({"v": jnp.ones(2)}),
+            "step returned info['v'] float32[2]; it should be one number or one bool, without axes",
+        ),
+        (telling({"v": {"x": 1.0}}), "step returned info['v'] {'x': float32[]}; it should be one"),
+        (telling({"v": 1j}), "step returned info['v'] complex64[]; it should be one number or"),
+        (telling({"v": None}), "step returned info['v'] None; it should be one number or one"),
+        (telling({"v": "fast"}), "step: TypeError: "),
+        (telling({3: 1.0}), "a name in the info of step=3 should be a text of letters, digits"),
+        (telling({"a b": 1.0}), "a name in the info of step='a b' should be a text of letters"),
         (StateShape, "state is int32[] after reset and int32[1] after step; both should have"),
     ],
 )

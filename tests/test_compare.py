@@ -12,7 +12,7 @@ from jaxrl_scale.envs import scores
 from jaxrl_scale.records import past_run, statistics
 
 ENVS = "CartPole-v1,gymnasium:CartPole-v1"
-TINY = {k: v for k, v in SMALL.items() if k not in ("env", "algo.minibatch_size", "algo.epochs")}
+TINY = {k: v for k, v in SMALL.items() if k not in ("algo.minibatch_size", "algo.epochs")}
 TINY |= {"iterations": 3, "eval_every": 0, "eval_episodes": 2, "hidden_sizes": 8}
 
 

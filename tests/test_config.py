@@ -16,7 +16,7 @@ import pytest
 import jaxrl_scale
 from jaxrl_scale import algos, config, envs, options
 from jaxrl_scale.algos import ppo
-from jaxrl_scale.config import Config, command_line, files
+from jaxrl_scale.config import Config, command_line, files, shipped
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.learning import networks
 
@@ -108,8 +108,9 @@ def test_every_field_can_be_set_on_the_command_line(name):
     value, text = another(name)
     assert value != FLAT[name]
     for argv in ([f"--{name}={text}"], [f"--{name}", text]):
-        assert files.flatten(loaded(*argv)) == FLAT | {name: value}
-        assert type(files.flatten(loaded(*argv))[name]) is type(value)
+        flat = files.flatten(loaded("--config=none", *argv))
+        assert flat == FLAT | {name: value}
+        assert type(flat[name]) is type(value)
 
 
 def test_help_explains_every_field_and_shows_its_default(capsys, monkeypatch):
@@ -123,7 +124,8 @@ def test_help_explains_every_field_and_shows_its_default(capsys, monkeypatch):
         text = " ".join(lines[start : start + 2]).split("  --")[1].strip()
         explained, default = text.rsplit("[", 1)
         assert len(explained.split()) > 1, name
-        assert loaded(f"--{name}={default.rstrip(']')}") == DEFAULTS, name
+        given = f"--{name}={default.rstrip(']')}"
+        assert loaded("--config=none", given) == DEFAULTS, name
 
 
 def test_help_shows_the_config_files_defaults(write, capsys):
@@ -220,6 +222,37 @@ def test_the_run_is_called_after_its_config_file_or_its_environment(write):
     file = write("from jaxrl_scale import Config as get_config", "short.py")
     assert command_line.load(["--config", file])[1:] == ("short", None)
     assert command_line.load(["--env=some.module:Class"])[1:] == ("Class", None)
+
+
+CONFIGS = REPOSITORY / "configs"
+
+
+def test_an_environment_alone_starts_from_the_settings_that_come_with_the_package():
+    pendulum = files.read_file(CONFIGS / "pendulum.py")
+    assert loaded("--env=Pendulum-v1") == loaded("--env=Pendulum-v1", "--algo=ppo") == pendulum
+    assert loaded("--env", "Pendulum-v1", "--num_envs=32") == pendulum.replace(num_envs=32)
+    assert command_line.load(["--env=Pendulum-v1"])[1:] == ("Pendulum-v1", None)
+    assert loaded("--env=CartPole-v1", "--algo=dqn") == files.read_file(CONFIGS / "dqn_cartpole.py")
+    assert loaded("--env=CartPole-v1", "--config=none") == DEFAULTS
+    assert loaded() == DEFAULTS
+    for env in ("gymnasium:CartPole-v1", "LunarLanderContinuous-v3", "my_module:CartPole"):
+        assert loaded(f"--env={env}") == DEFAULTS.replace(env=env)
+    for algo in ("dqn", "apex"):  # PPO's sizes would not suit it
+        assert loaded("--env=Pendulum-v1", f"--algo={algo}").num_envs == DEFAULTS.num_envs
+
+
+def test_a_game_without_settings_of_its_own_has_those_of_its_suite():
+    starpilot = loaded("--env=StarpilotEasy-v0")
+    assert starpilot == files.read_file(CONFIGS / "procgen.py").replace(env="StarpilotEasy-v0")
+    a2c = loaded("--env=CrazyClimber-v5", "--algo=a2c")
+    assert a2c == files.read_file(CONFIGS / "a2c_atari.py").replace(env="CrazyClimber-v5")
+
+
+def test_each_config_file_is_that_of_its_environment_and_algorithm():
+    found = {path: files.read_file(path) for path in CONFIGS.glob("*.py")}
+    settings = {path: shipped.config_file(c.env, c.algo.name) for path, c in found.items()}
+    others = {path.name for path, file in settings.items() if file != path}
+    assert others == {"acrobot_scaling.py"}
 
 
 def test_a_config_survives_its_json():

@@ -357,7 +357,8 @@ def test_two_processes_of_which_one_is_killed_and_one_alone_make_the_same_run(wo
 @pytest.mark.parametrize("game", ["CoinrunEasy-v0", "Pong-v5"])
 def test_ctrl_c_saves_a_game_which_goes_on_as_if_nothing_had_happened(world, path, game):
     options = [
-        *("--env", game, "--network=nature", "--hidden_sizes=16", "--num_envs=4", "--num_shards=2"),
+        *("--config=none", "--env", game, "--network=nature", "--hidden_sizes=16"),
+        *("--num_envs=4", "--num_shards=2"),
         *("--rollout_length=4", "--algo.minibatch_size=8", "--iterations=6", "--eval_every=6"),
         *("--eval_episodes=1", "--restart_every=2", "--checkpoint_every=6"),
     ]

@@ -56,6 +56,7 @@ PIXELS = small(
 def test_a_network_for_images_trains_the_same_on_1_and_2_devices():
     one, two = (run(PIXELS.replace(devices=devices)) for devices in (1, 2))
     assert differing(one, two) == []
+    assert {"env/place", "env_end/right"} <= set(one[1][0]), "the environment's own numbers too"
 
 
 @pytest.mark.parametrize(

@@ -416,7 +416,8 @@ def test_a_slurm_job_goes_on_with_other_numbers_of_nodes_and_after_the_loss_of_o
 def test_qbert_goes_on_with_4_then_2_then_1_processes_to_the_same_end(slurm, world, path, slow):
     pytest.importorskip("envpool")
     qbert = [
-        *("--env", "Qbert-v5", "--env_kwargs.preset", "ppo", "--network", "nature"),
+        *("--config", "none", "--env", "Qbert-v5", "--env_kwargs.preset", "ppo"),
+        *("--network", "nature"),
         *("--restart_every", 5, "--eval_every", 0, "--eval_episodes", 4),
     ]
     whole = path.with_suffix(".whole")
@@ -438,7 +439,7 @@ def test_a_slurm_array_does_a_comparison_and_a_signalled_job_of_it_goes_on(slurm
     (world.folder / "few.py").write_text(
         "from jaxrl_scale import Config\n\n\ndef get_config():\n    return Config()\n"
     )
-    small = {k: v for k, v in SMALL.items() if k != "env"} | {"compilation_cache": world.cache}
+    small = SMALL | {"compilation_cache": world.cache}
     small |= {"iterations": 6000, "log_every": 50, "checkpoint_every": 6000, "eval_every": 0}
     own = {"envs": "CartPole-v1", "configs": "few.py", "seeds": 2, "run_dir": "compared"}
     few = [f"--chdir={world.folder}", "--cpus-per-task=1", "--array=0-1"]

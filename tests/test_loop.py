@@ -28,6 +28,7 @@ from jaxrl_scale.records.checkpoint import restore
 from jaxrl_scale.records.progress import Clock
 from jaxrl_scale.train import loop
 
+HERE = Path(__file__).name
 train_module = sys.modules["jaxrl_scale.train"]
 
 
@@ -245,6 +246,44 @@ def test_a_run_that_has_finished_is_left_as_it_is(tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("_counting")
+def test_a_function_sees_a_copy_of_each_row_after_it_was_written(tmp_path):
+    path, seen = tmp_path / "run", []
+
+    def see(row):
+        assert row == json.loads((path / "metrics.jsonl").read_text().splitlines()[-1])
+        seen.append(dict(row))
+        row.clear()
+
+    run = train(config_of(path, num_seeds=2), on_row=see)
+    assert [row["iteration"] for row in run.metrics] == [5, 10]
+    assert run.metrics == seen
+
+
+@pytest.mark.usefixtures("_counting")
+def test_an_error_in_the_function_ends_the_run_in_one_line_and_what_was_saved_stays(tmp_path):
+    def stumble(row):
+        raise KeyError("los")
+
+    config = config_of(tmp_path / "run")
+    line = stumble.__code__.co_firstlineno + 1
+    with pytest.raises(
+        RunError, match=rf"^on_row, \S*{HERE}, line {line}: KeyError: 'los'$"
+    ) as told:
+        train(config, on_row=stumble)
+    assert isinstance(told.value.__cause__, KeyError)
+    resumed = train(config, resume=tmp_path / "run")
+    starts = json.loads((tmp_path / "run" / "run.json").read_text())["starts"]
+    assert [start["resumed_from"] for start in starts] == [0, 4]
+    assert [row["iteration"] for row in resumed.metrics] == [5, 10]
+
+
+def test_what_is_no_function_is_refused_before_the_run_starts(tmp_path):
+    with pytest.raises(RunError, match="on_row='print' should be a function that takes a row"):
+        train(config_of(tmp_path / "run"), on_row="print")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.usefixtures("_counting")
 def test_a_finished_run_goes_on_where_more_iterations_are_asked_for(tmp_path):
     # Without a schedule a longer run begins exactly like a shorter one.
     algo = ppo.Config(lr_schedule="constant")
@@ -310,6 +349,23 @@ def test_the_recent_return_is_of_the_fewest_iterations_with_100_episodes_of_a_ag
     assert mine.recent_returns().tolist() == [270 / 110, 3.0]
     assert mine.recent_return() == (270 / 110 + 3) / 2
     assert mine.env_steps == 60
+
+
+def test_an_environments_own_numbers_are_means_over_all_steps_and_over_all_ends_since_the_row():
+    """Of agent 0; agent 1 has none at all. It is no mean of means, and nobody fails by them."""
+    mine, own = progress.Progress(2), [("env/speed", (10, 50)), ("env_end/won", (1, 1))]
+    for k, (steps, ended) in enumerate([(10, 1), (40, 3)]):
+        counts = {"steps": steps, "ended": ended, "total_return": 0, "total_length": 0}
+        metrics = {name: np.array([x, x]) for name, x in counts.items()}
+        metrics |= {name: np.array([x[k], np.nan], np.float32) for name, x in own}
+        mine.record(k + 1, metrics)
+    assert json.loads(json.dumps(mine.to_json()))["since_row"]["env/speed"][0] == 60
+    row = mine.row(metrics)
+    assert row["per_agent"]["env/speed"] == [60 / 50, None]
+    assert row["per_agent"]["env_end/won"] == [2 / 4, None]
+    assert mine.failed == {}
+    mine.record(3, metrics)
+    assert mine.row(metrics)["per_agent"]["env/speed"] == [50 / 40, None], "since the row"
 
 
 def test_there_is_no_recent_return_before_every_agent_has_100_episodes():

@@ -5,11 +5,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from jaxrl_scale import __main__ as package
 from jaxrl_scale.config import files
+
+train_module = importlib.import_module("jaxrl_scale.train")
 
 
 def test_all_commands_are_listed_and_each_has_a_help(capsys):
@@ -50,6 +53,33 @@ def test_the_installed_command_is_the_same():
     assert done.stderr.startswith("error: unknown option --nothing")
 
 
+OF_TWO = ("--coordinator=localhost", "--num_processes=2")
+
+
+def test_the_first_process_says_from_which_file_the_settings_are(monkeypatch, capsys):
+    trained = []
+
+    def train(config, **how):
+        trained.append(config)
+        return SimpleNamespace(exit_status=0)
+
+    monkeypatch.setattr(train_module, "train", train)
+    monkeypatch.chdir(Path(__file__).parents[1])
+    told = "The settings are those of configs/{}.py; --config=none takes the defaults.\n"
+    for argv, said in (
+        (["--env=CartPole-v1"], told.format("cartpole")),
+        (["--env=CartPole-v1", "--algo=dqn"], told.format("dqn_cartpole")),
+        (["--env=CartPole-v1", "--config=none"], ""),
+        (["--config=configs/cartpole.py", "--env=CartPole-v1"], ""),
+        ([], ""),
+        (["--env=CartPole-v1", *OF_TWO, "--process_id=0"], told.format("cartpole")),
+        (["--env=CartPole-v1", *OF_TWO, "--process_id=1"], ""),
+    ):
+        assert package.main(["train", *argv]) == 0
+        assert capsys.readouterr() == (said, ""), argv
+    assert trained[0] == trained[3] != trained[2]
+
+
 def test_a_dry_run_prints_the_config_as_a_file_that_train_takes(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     given = ["--env=Pendulum-v1", "--num_envs=32", "--algo.minibatch_size=64", "--seed=9"]
@@ -60,10 +90,11 @@ def test_a_dry_run_prints_the_config_as_a_file_that_train_takes(tmp_path, capsys
     (tmp_path / "again.py").write_text(out)
     config = files.read_file(tmp_path / "again.py")
     assert (config.env, config.num_envs, config.seed) == ("Pendulum-v1", 32, 9)
-    assert config.algo.minibatch_size == 64
+    assert (config.algo.minibatch_size, config.algo.gamma) == (64, 0.95)
     assert package.main(["train", "--config", "again.py", "--dry_run"]) == 0
     again = capsys.readouterr().out
-    assert again.replace("'again'", "'Pendulum-v1'") == out
+    assert out.splitlines()[2].endswith("configs/pendulum.py; --config=none takes the defaults.")
+    assert again.splitlines()[1:] == out.splitlines()[3:]
     assert package.main(["train", *given, "--num_envs=31", "--dry_run"]) == 2
     for other in (["sweep", "--config=again.py"], ["compare", "--envs=X", "--configs=again.py"]):
         capsys.readouterr()

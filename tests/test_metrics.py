@@ -316,14 +316,15 @@ def test_tensorboard_shows_the_rows_under_grouped_tags_over_steps_of_one_agent(r
     config = dataclasses.replace(QUIET, tensorboard=True, num_seeds=4)
     sink = row_writer.RowWriter(run, config, "test")
     spread = {"return": [1.0, 9.0, None, 4.0], "loss": [1.0, 2.0, None, 3.0]}
-    sink.log(row(1, per_agent=spread, failed=[2], beta=0.5, policy_loss=float("nan")))
+    own = {"env/speed": 2.5, "beta": 0.5}
+    sink.log(row(1, per_agent=spread, failed=[2], policy_loss=float("nan"), **own))
     sink.log(row(2))
     sink.close(None, 0)
     events = read_events(run)
     assert events["episode/return"] == [(1.8e9 + 1, 250, 1.5), (1.8e9 + 2, 500, 3.0)]
     assert events["loss/total"] == [(1.8e9 + 1, 250, 1.0), (1.8e9 + 2, 500, 0.5)]
     first = {tag: values[0][2] for tag, values in events.items()}
-    assert first["algo/beta"] == 0.5
+    assert (first["algo/beta"], first["env/speed"]) == (0.5, 2.5)
     assert (first["agents/return_min"], first["agents/return_max"]) == (1.0, 9.0)
     assert first["agents/failed"] == 1
     assert not {"loss/policy", "algo/env_steps", "algo/time", "algo/per_agent"} & set(events)

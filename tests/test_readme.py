@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
@@ -15,10 +17,25 @@ def code_blocks(language):
     return [b.removeprefix(language + "\n") for b in fenced if b.startswith(language + "\n")]
 
 
-def test_the_example_of_an_environment_and_a_network_of_your_own_trains(tmp_path):
+@pytest.fixture
+def corridor(tmp_path):
+    """The example of an environment, in a file."""
     example = next(block for block in code_blocks("python") if block.startswith("# corridor.py"))
     assert len(example.splitlines()) <= 45
     (tmp_path / "corridor.py").write_text(example)
+    return tmp_path
+
+
+def test_the_example_can_be_stepped_through(corridor, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(corridor)
+    exec(next(block for block in code_blocks("python") if block.startswith("from corridor")), {})
+    del sys.modules["corridor"]
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 5
+    assert all(re.fullmatch(r"\d+ \[[\d.]+\] [01] -1.0 (True|False)", line) for line in lines)
+
+
+def test_the_example_of_an_environment_and_a_network_of_your_own_trains(corridor):
     line = next(line for line in README.splitlines() if "--env=corridor:Corridor" in line)
     words = line.split()
     assert words[:3] == ["python", "-m", "jaxrl_scale.train"]
@@ -26,14 +43,17 @@ def test_the_example_of_an_environment_and_a_network_of_your_own_trains(tmp_path
     sizes += ["--iterations=25", "--algo.learning_rate=3e-3", "--run_dir=run", "--wandb=disabled"]
     done = subprocess.run(
         [sys.executable, *words[1:], *sizes],
-        cwd=tmp_path,
+        cwd=corridor,
         capture_output=True,
         text=True,
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    summary = json.loads((corridor / "run" / "summary.json").read_text())
+    last = json.loads((corridor / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["env_end/arrived"] > 0.9, "the rate of success"
+    assert 0 < last["env/arrived"] < 0.3
     # It starts anywhere in 12 places and walks to the end: 6.5 steps on average, -50 at worst.
     assert summary["evaluation"]["mean"] > -8
 

@@ -34,7 +34,7 @@ def collect(env, length, num_envs=2, envs=None, carry=None):
 
 
 def test_the_step_after_an_end_is_a_reset_and_no_experience():
-    _, _, rolled, _ = collect(Counter(length=3), 8)
+    _, _, rolled, *_ = collect(Counter(length=3), 8)
     obs, first = rolled.obs[:, 0, 0], rolled.is_first[:, 0]
     # Steps 0 to 2 play, step 3 resets, steps 4 to 6 play, step 7 resets.
     np.testing.assert_array_equal(obs, [0, 1, 2, 3, 0, 1, 2, 3, 0])
@@ -46,15 +46,15 @@ def test_the_step_after_an_end_is_a_reset_and_no_experience():
 
 
 def test_a_time_limit_truncates_and_keeps_the_true_last_observation():
-    _, _, rolled, _ = collect(Counter(length=100, limit=2), 4)
+    _, _, rolled, *_ = collect(Counter(length=100, limit=2), 4)
     np.testing.assert_array_equal(rolled.obs[:, 0, 0], [0, 1, 2, 0, 1])
     np.testing.assert_array_equal(rolled.truncated[:, 0], [0, 1, 0, 0])
     assert not rolled.terminated.any()
 
 
 def test_episodes_go_on_across_rollouts():
-    carry, envs, _, first = collect(Counter(length=3), 2)
-    _, _, rolled, second = collect(Counter(length=3), 2, envs=envs, carry=carry)
+    carry, envs, _, first, _ = collect(Counter(length=3), 2)
+    _, _, rolled, second, _ = collect(Counter(length=3), 2, envs=envs, carry=carry)
     assert int(first.ended) == 0
     assert int(second.ended) == 2  # one in each of the two environments
     assert float(second.total_return) == 2 * (1 + 2 + 3)
@@ -66,7 +66,7 @@ def test_lengths_of_long_episodes_that_end_together_do_not_overflow():
     env = Counter(length=2**30, limit=2**29 + 1)
     envs = rollout.reset(env, jax.random.key(0), 4)
     envs = envs._replace(episode_length=jnp.full(4, 2**29, jnp.int32))
-    *_, episodes = collect(env, 1, 4, envs)
+    *_, episodes, _ = collect(env, 1, 4, envs)
     assert int(episodes.ended) == 4
     np.testing.assert_allclose(episodes.total_length, 4 * (2**29 + 1), rtol=1e-6)
 
@@ -89,7 +89,7 @@ class Different(Counter):
 
 def test_no_ended_episode_is_ever_stepped():
     env = Different()
-    *_, episodes = jax.block_until_ready(collect(env, 12))
+    *_, episodes, _ = jax.block_until_ready(collect(env, 12))
     jax.effects_barrier()
     assert int(episodes.ended) > 4
     assert len(env.stepped) == 2 * 12
@@ -97,12 +97,40 @@ def test_no_ended_episode_is_ever_stepped():
 
 
 def test_steps_count_valid_transitions_only():
-    _, _, _, episodes = collect(Counter(length=3), 8)
+    *_, episodes, info = collect(Counter(length=3), 8)
     assert int(episodes.steps) == 2 * 6
+    assert info == {}
+
+
+class Telling(Counter):
+    """Reports its age, which ends at the time limit, whether it is odd, and a number that is none
+    at an episode's first step."""
+
+    def __init__(self):
+        super().__init__(length=100, limit=3)
+
+    def step(self, key, state, action):
+        state, seen = super().step(key, state, action)
+        none = jnp.where(state == 1, jnp.nan, 1.0)
+        return state, seen._replace(info={"age": state, "odd": state % 2 == 1, "none": none})
+
+
+def test_an_environments_own_numbers_are_summed_over_valid_steps_and_over_ends():
+    """Steps 0 to 2 play, step 3 resets, and steps 4 and 5 play."""
+    *_, episodes, info = collect(Telling(), 6)
+    assert (int(episodes.steps), int(episodes.ended)) == (2 * 5, 2 * 1)
+    assert np.isnan(info.pop("env/none"))
+    assert {name: float(x) for name, x in info.items()} == {
+        "env/age": 2 * (1 + 2 + 3 + 1 + 2),
+        "env_end/age": 2 * 3,
+        "env/odd": 2 * 3,
+        "env_end/odd": 2 * 1,
+        "env_end/none": 2 * 1,
+    }
 
 
 def test_a_policy_sees_where_episodes_begin():
-    _, _, rolled, _ = collect(Counter(length=3), 8)
+    _, _, rolled, *_ = collect(Counter(length=3), 8)
     np.testing.assert_array_equal(rolled.extras["memory"][:, 0], [1, 2, 3, 4, 1, 2, 3, 4])
 
 

@@ -67,7 +67,13 @@ def test_a_range_by_hand(drawn, parts, values):
 def test_ranges_stand_where_values_would():
     config, ranges = space.split(
         [
-            *("--env", "Acrobot-v1", "--hidden_sizes=32,32;64,64", "--algo.epochs=uniform:1:4"),
+            *(
+                "--config=none",
+                "--env",
+                "Acrobot-v1",
+                "--hidden_sizes=32,32;64,64",
+                "--algo.epochs=uniform:1:4",
+            ),
             *("--algo.learning_rate", "log:1e-4:1e-2", "--algo.target_kl=none,0.02"),
             *("--total_steps=1e5", "--algo.lr_schedule=constant"),
         ]

@@ -267,7 +267,8 @@ def test_the_other_configs_fit_their_environments(file):
 def test_a_state_that_does_not_fit_into_the_memory_is_refused(world, path):
     most = 2**31 - 8
     done = world.run(
-        *("--env", "gymnax:Breakout-MinAtar", "--num_envs", most, "--rollout_length", 1),
+        *("--config=none", "--env", "gymnax:Breakout-MinAtar"),
+        *("--num_envs", most, "--rollout_length", 1),
         *("--iterations", 1, "--algo.minibatch_size", most, "--run_dir", path),
     )
     assert done.status == MISTAKE

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from jaxrl_scale import algos
 from jaxrl_scale.commands import Parser
-from jaxrl_scale.config import Config, Launch, check, check_algo
+from jaxrl_scale.config import Config, Launch, check, check_algo, shipped
 from jaxrl_scale.config.files import DICTS, flatten, read_file, read_json
 from jaxrl_scale.envs import games
 from jaxrl_scale.errors import (
@@ -34,20 +34,20 @@ def load(argv: Sequence[str]) -> tuple[Config, str, str | None]:
     """Read a whole command line.
 
     Returns:
-      The config, the run's name (that of the config file without ``.py``, or that of the
-      environment if there is no file), and the run directory to resume, or ``None``.
+      The config, the run's name (that of the config file that was given, without ``.py``, or else
+      that of the environment), and the run directory to resume, or ``None``.
     """
-    first = Parser(add_help=False)
-    for option_string in ("--config", "--resume", "--algo"):
-        first.add_argument(option_string)
-    chosen, _ = first.parse_known_args(argv)
+    chosen = _chosen(argv)
     if chosen.config is not None and chosen.resume is not None:
         raise RunError("--resume takes its config from the run directory; leave --config out")
 
+    given = Path(chosen.config) if chosen.config not in (None, NO_CONFIG) else None
     if chosen.resume is not None:
         config = read_json(Path(chosen.resume) / "config.json")
+    elif file := given or shipped_settings(argv):
+        config = read_file(file)
     else:
-        config = read_file(Path(chosen.config)) if chosen.config is not None else Config()
+        config = Config()
     check_algo(config.algo)
     if chosen.algo is not None and chosen.algo != config.algo.name:
         other = algos.get(chosen.algo).Config()
@@ -62,8 +62,26 @@ def load(argv: Sequence[str]) -> tuple[Config, str, str | None]:
         check_resume(config, changes)
     config = with_options(config, changes)
     check(config)
-    name = Path(chosen.config).stem if chosen.config else config.env.split(":")[-1]
+    name = given.stem if given else config.env.split(":")[-1]
     return config, name, chosen.resume
+
+
+def _chosen(argv: Sequence[str]) -> argparse.Namespace:
+    """The options that decide which config the others change."""
+    first = Parser(add_help=False)
+    for option_string in ("--config", "--resume", "--algo", "--env"):
+        first.add_argument(option_string)
+    return first.parse_known_args(argv)[0]
+
+
+def shipped_settings(argv: Sequence[str]) -> Path | None:
+    """The config file of the package that a command line starts from, because it has ``--env`` and
+    neither ``--config`` nor ``--resume``. None if it does not, or if the package has no such file.
+    """
+    chosen = _chosen(argv)
+    if chosen.env is None or chosen.config is not None or chosen.resume is not None:
+        return None
+    return shipped.config_file(chosen.env, chosen.algo or Config().algo.name)
 
 
 def load_launch(argv: Sequence[str]) -> Launch:
@@ -141,6 +159,8 @@ def check_resume(config: Config, changes: dict[str, Any], dashes: str = "--") ->
 
 
 DRY_RUN = "--dry_run"
+NO_CONFIG = "none"
+"""The value of --config with which the options have their defaults."""
 
 _GROUPS = {
     "env": "the task",
@@ -154,10 +174,12 @@ _DESCRIPTION = """\
 Train agents. The result depends on the config and its seed, and on nothing else.
 
   python -m jaxrl_scale.train --config configs/acrobot.py --num_seeds=8
-  python -m jaxrl_scale.train --env=Pendulum-v1 --algo.learning_rate=1e-3
+  python -m jaxrl_scale.train --env=Pendulum-v1 --total_steps=1e6
   python -m jaxrl_scale.train --resume runs/acrobot-20260131-120000
 
 Defaults are shown in [brackets]. If --config or --resume is given, they are those of its config.
+With neither, --env starts from the settings that come with the package for this environment and
+algorithm, if there are any, and says from which file they are.
 """
 
 _EPILOG = (
@@ -173,7 +195,12 @@ def _parser(config: Config) -> Parser:
         description=_DESCRIPTION,
         epilog=_EPILOG,
     )
-    parser.add_argument("--config", metavar="FILE", help="Python file that defines get_config()")
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="Python file that defines get_config(); none: the defaults of all options, with "
+        "--env too",
+    )
     parser.add_argument(
         "--resume", metavar="RUN_DIR", help="continue a run from its newest undamaged checkpoint"
     )

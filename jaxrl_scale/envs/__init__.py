@@ -1,5 +1,5 @@
-"""Environments: `make` builds one by its name, `names` lists those written here, and `check_env`
-checks one of your own.
+"""Environments: `make` builds one by its name, `names` lists those written here, `check_env` checks
+one of your own, and `play` steps through it as plain Python.
 
 There are these kinds of names:
 
@@ -28,6 +28,7 @@ from typing import Any, TypeGuard
 
 from jaxrl_scale.envs import games
 from jaxrl_scale.envs.check import check_env as check_env
+from jaxrl_scale.envs.debug import play as play
 from jaxrl_scale.errors import RunError, closest, one_line
 from jaxrl_scale.options import has_type, type_name
 from jaxrl_scale.types import Environment, HostEnvironment

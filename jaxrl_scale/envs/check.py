@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 from typing import Any, NoReturn
 
 import jax
@@ -68,6 +69,7 @@ def check_env(env: Any, name: str | None = None) -> None:
     for part, dtype in (("reward", jnp.float32), ("terminated", bool), ("truncated", bool)):
         should = jax.ShapeDtypeStruct((), dtype)
         _check_array(what, "step", part, getattr(out, part), should, "it should be")
+    _check_info(what, out.info)
 
 
 def _check_spec(what: str, spec: Any) -> None:
@@ -170,6 +172,21 @@ def _check_state(what: str, before: Any, after: Any) -> None:
             )
 
 
+def _check_info(what: str, info: Any) -> None:
+    if not isinstance(info, dict | None):
+        should = "None or a dict of numbers by name"
+        raise RunError(f"{what}: step returned info {show_arrays(info)}; it should be {should}")
+    for name, x in (info or {}).items():
+        if not isinstance(name, str) or not re.fullmatch(r"[\w./-]+", name):
+            should = "a text of letters, digits, dots, slashes, - and _"
+            _refuse_value(what, "a name in the info of step", name, should)
+        if getattr(x, "shape", None) != () or not _is_real(x.dtype):
+            raise RunError(
+                f"{what}: step returned info[{name!r}] {show_arrays(x)}; it should be one number "
+                "or one bool, without axes"
+            )
+
+
 def _check_array(what: str, method: str, part: str, found: Any, should: Any, source: str) -> None:
     if (getattr(found, "shape", None), getattr(found, "dtype", None)) != (
         should.shape,
@@ -214,6 +231,9 @@ def _is_observable(dtype: Any) -> bool:
         known = np.dtype(dtype)
     except TypeError:
         return False
-    real = jnp.issubdtype(known, jnp.integer) or jnp.issubdtype(known, jnp.floating)
     exists = jax.dtypes.canonicalize_dtype(known) == known
-    return dtype is not None and (known.kind == "b" or real) and exists
+    return dtype is not None and _is_real(known) and exists
+
+
+def _is_real(dtype: Any) -> bool:
+    return any(jnp.issubdtype(dtype, kind) for kind in (jnp.bool_, jnp.integer, jnp.floating))

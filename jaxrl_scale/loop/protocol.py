@@ -53,7 +53,8 @@ class Runner(Protocol):
 
         The metrics have to hold the sums over the episodes that ended in the iteration
         (``ended``, ``total_return``, ``total_length``) and the number of environment steps
-        (``steps``). An agent of which any metric is not finite counts as failed.
+        (``steps``). An agent of which any metric is not finite counts as failed. What begins with
+        one of `jaxrl_scale.types.OWN_NUMBERS` is a sum, too, and may be anything.
         """
         ...
 

@@ -8,7 +8,18 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_scale.types import Algorithm, Array, Box, Environment, Key, PyTree, Rollout, TimeStep
+from jaxrl_scale.types import (
+    OWN_NUMBERS,
+    Algorithm,
+    Array,
+    Box,
+    Environment,
+    Key,
+    Metrics,
+    PyTree,
+    Rollout,
+    TimeStep,
+)
 
 
 class Environments(NamedTuple):
@@ -23,12 +34,14 @@ class Environments(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What one step of ``B`` environments adds to a `Rollout`, each ``[B]``."""
+    """What one step of ``B`` environments adds to a `Rollout`, each ``[B]``, and ``info``, the
+    environment's own numbers, ``[B]`` each, which mean nothing where the step is not valid."""
 
     reward: Array
     terminated: Array
     truncated: Array
     valid: Array
+    info: Metrics
 
 
 class Ended(NamedTuple):
@@ -95,6 +108,7 @@ def step(
         terminated=running & seen.terminated,
         truncated=running & truncated,
         valid=running,
+        info=seen.info or {},
     )
     following = Environments(
         state=jax.tree.map(choose, state, fresh_state),
@@ -116,12 +130,12 @@ def collect(
     carry: PyTree,
     envs: Environments,
     key: Key,
-) -> tuple[PyTree, Environments, Rollout, Episodes]:
+) -> tuple[PyTree, Environments, Rollout, Episodes, Metrics]:
     """``length`` steps of one shard's environments under the algorithm's policy.
 
     Returns:
       The policy's memory and the environments after the last step, the rollout ``[T, B]``,
-      and the sums over the episodes that ended in it.
+      the sums over the episodes that ended in it, and those of the environment's own numbers.
     """
     num_envs = envs.is_first.shape[0]
     keys = jax.random.split(key, (length, 1 + 2 * num_envs))
@@ -146,11 +160,15 @@ def collect(
         obs=jnp.concatenate([obs, last.obs[None]]),
         is_first=jnp.concatenate([is_first, last.is_first[None]]),
         action=action,
-        **outcome._asdict(),
+        reward=outcome.reward,
+        terminated=outcome.terminated,
+        truncated=outcome.truncated,
+        valid=outcome.valid,
         carry=carry,
         extras=extras,
     )
-    return last_carry, last, rollout, sum_episodes(episode, outcome.valid)
+    info = sum_info(outcome.info, outcome.valid, episode.ended)
+    return last_carry, last, rollout, sum_episodes(episode, outcome.valid), info
 
 
 def sum_episodes(episode: Ended, valid: Array) -> Episodes:
@@ -161,6 +179,17 @@ def sum_episodes(episode: Ended, valid: Array) -> Episodes:
         total_length=episode.episode_length.astype(jnp.float32).sum(),
         steps=valid.sum(dtype=jnp.int32),
     )
+
+
+def sum_info(info: Metrics, valid: Array, ended: Array) -> Metrics:
+    """The sums of an environment's own numbers ``[T, B]``, float32: over the ``valid`` steps and
+    over those that ``ended`` an episode, by the prefixes of `OWN_NUMBERS`."""
+    masks = dict(zip(OWN_NUMBERS, (valid, ended), strict=True))
+    return {
+        prefix + name: jnp.where(mask, x.astype(jnp.float32), 0.0).sum()
+        for name, x in info.items()
+        for prefix, mask in masks.items()
+    }
 
 
 def play_episodes(

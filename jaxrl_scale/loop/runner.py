@@ -72,7 +72,7 @@ class Runner:
                 jax.random.fold_in(key_collect, index),
             )
 
-        carry, following, rolled, episodes = self.pool.map(
+        carry, following, rolled, episodes, info = self.pool.map(
             collect_shard, self.pool.shard_index(), local
         )
         shared, algo_local, metrics = state.learn(
@@ -81,7 +81,7 @@ class Runner:
             shared,
             local.algo,
             rolled,
-            episodes._asdict(),
+            episodes._asdict() | info,
             num_iterations,
         )
         return State(shared, Local(following, carry, algo_local)), metrics

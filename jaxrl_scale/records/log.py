@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -18,10 +18,11 @@ from jaxrl_scale.parallel.hosts import Hosts
 from jaxrl_scale.parallel.machine import Memory
 from jaxrl_scale.records.progress import Clock, Progress
 from jaxrl_scale.records.row_writer import RowWriter
-from jaxrl_scale.records.rows import Summary, centre, normalized
-from jaxrl_scale.records.run_directory import RunDirectory, short
+from jaxrl_scale.records.rows import Row, Summary, centre, normalized
+from jaxrl_scale.records.run_directory import RunDirectory, plain, short
 from jaxrl_scale.records.statistics import summarize
 from jaxrl_scale.records.terminal import Terminal
+from jaxrl_scale.user_code import errors_in_one_line
 
 STATUSES = {"done": FINISHED, "failed": NOT_FINITE, "stopped": STOPPED}
 """Exit status by `Summary`'s ``status``."""
@@ -35,13 +36,24 @@ class Log:
 
     As a context it gives the terminal back and closes the files. After an error the rows so far
     are kept in all places; after an interrupt nobody waits for wandb.
+
+    Args:
+      on_row: the user's function, which process 0 calls with a copy of each row.
     """
 
-    def __init__(self, config: Config, run: RunDirectory, hosts: Hosts, clock: Clock):
+    def __init__(
+        self,
+        config: Config,
+        run: RunDirectory,
+        hosts: Hosts,
+        clock: Clock,
+        on_row: Callable[[Row], object] | None = None,
+    ):
         self.iteration = 0
         self.is_evaluated = False  # in this iteration
         self.returns: dict[str, np.ndarray] | None = None  # [P, episodes] of that evaluation
         self._config, self._run, self._hosts, self._clock = config, run, hosts, clock
+        self._on_row = on_row
         self._progress = Progress(config.num_seeds)
         self._metrics: dict[str, np.ndarray] = {}
         self._writer: RowWriter | None = None
@@ -131,7 +143,8 @@ class Log:
         self.is_evaluated, self.returns = True, returns
 
     def write(self, memory: Memory) -> None:
-        """Write a row of metrics and show it."""
+        """Write a row of metrics, show it, and hand it to the user's function, whose error is a
+        `RunError`."""
         row = {
             "iteration": self.iteration,
             **self._clock.row(),
@@ -145,6 +158,9 @@ class Log:
         if self._writer:
             self._writer.log(row)
         self._terminal.update(row)
+        if self._writer and self._on_row:
+            with errors_in_one_line("on_row"):
+                self._on_row(plain(row))
 
     @property
     def all_failed(self) -> bool:

@@ -14,11 +14,18 @@ from typing import Any, TypedDict
 import numpy as np
 
 from jaxrl_scale.records import statistics
+from jaxrl_scale.types import OWN_NUMBERS
 
 WINDOW = 100
 """Number of episodes in the mean return of the most recent ones."""
 
 _EPISODE_SUMS = ("ended", "total_return", "total_length", "steps")
+_OWN = tuple(OWN_NUMBERS)
+
+
+def _is_sum(metric: str) -> bool:
+    """Whether a metric of an iteration is a sum, which a row reports as a mean."""
+    return metric in _EPISODE_SUMS or metric.startswith(_OWN)
 
 
 class Progress:
@@ -38,9 +45,12 @@ class Progress:
     def record(self, iteration: int, metrics: dict[str, np.ndarray]) -> None:
         """Count one iteration, which had these metrics ``[P]``."""
         self.env_steps += int(metrics["steps"].sum(dtype=np.int64))
-        for name in _EPISODE_SUMS:
-            self.since_row[name] += metrics[name]
-        finite = np.all([np.isfinite(x) for x in metrics.values()], 0)
+        for name in filter(_is_sum, metrics):
+            before = self.since_row.get(name, 0.0)
+            self.since_row[name] = np.add(before, metrics[name], dtype=np.float64)
+        # An environment's own numbers may be anything: nothing learns from them.
+        learned = [x for name, x in metrics.items() if not name.startswith(_OWN)]
+        finite = np.all([np.isfinite(x) for x in learned], 0)
         for agent in map(int, np.flatnonzero(~finite)):
             self.failed.setdefault(agent, iteration)
 
@@ -85,7 +95,10 @@ class Progress:
                 "length": sums["total_length"] / episodes,
                 "return_100": self.recent_returns(),
             }
-        columns |= {k: v for k, v in sorted(metrics.items()) if k not in _EPISODE_SUMS}
+            for prefix, number in OWN_NUMBERS.items():
+                own = sorted(name for name in sums if name.startswith(prefix))
+                columns |= {name: sums[name] / sums[number] for name in own}
+        columns |= {k: v for k, v in sorted(metrics.items()) if not _is_sum(k)}
         row: dict[str, Any] = {"episodes": int(episodes.sum())}
         row |= {name: self.iqm(values) for name, values in columns.items()}
         if len(episodes) > 1:

@@ -12,6 +12,8 @@ A **row** is a flat dict. It has
   evaluated with ``test_env_kwargs`` too; ``eval_normalized`` and ``test_normalized``, the same by
   the range that was published for the environment, if one was;
 - ``memory_mb`` and ``peak_memory_mb``;
+- ``env/<name>`` and ``env_end/<name>``, the means since the row before of the numbers that the
+  environment reports by itself (`jaxrl_scale.types.TimeStep`);
 - the metrics of the algorithm, which ``docs/metrics.md`` explains.
 
 With several agents each number is the interquartile mean over those that have not failed,
@@ -73,9 +75,10 @@ TAGS = {
     "memory_mb": "memory/now_mb",
     "peak_memory_mb": "memory/peak_mb",
 }
-"""Names in TensorBoard and wandb; ``algo/<name>`` for what is not listed. The horizontal axis
-is ``env_steps`` of one agent. With several agents ``agents/<metric>_min`` and ``_max`` show the
-spread of the returns, ``agents/failed`` the number of those that failed."""
+"""Names in TensorBoard and wandb; ``algo/<name>`` for what is not listed, unless it has a
+slash, as the names of an environment's own numbers do. The horizontal axis is ``env_steps`` of one
+agent. With several agents ``agents/<metric>_min`` and ``_max`` show the spread of the returns,
+``agents/failed`` the number of those that failed."""
 
 _NOT_DRAWN = ("env_steps", "time", "per_agent", "failed")
 _SPREAD = ("return", "return_100", "eval_return")
@@ -152,7 +155,11 @@ def read_rows(path: Path) -> list[Row]:
 
 def scalars(row: Row) -> dict[str, float]:
     """What TensorBoard and wandb draw of a row: tag and number."""
-    drawn = {TAGS.get(k, f"algo/{k}"): v for k, v in row.items() if k not in _NOT_DRAWN}
+    drawn = {
+        TAGS.get(k, k if "/" in k else f"algo/{k}"): v
+        for k, v in row.items()
+        if k not in _NOT_DRAWN
+    }
     per_agent = row.get("per_agent") or {}
     for metric in _SPREAD:
         if values := [v for v in per_agent.get(metric, ()) if v is not None]:

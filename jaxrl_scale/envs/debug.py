@@ -1,0 +1,85 @@
+"""Stepping through an environment with a debugger."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_scale.errors import RunError
+from jaxrl_scale.types import Array, Box, Discrete, Environment, Key, PyTree, TimeStep
+
+
+class Transition(NamedTuple):
+    """One step of one environment: from which state and observation it was made, with which action,
+    and what it returned."""
+
+    state: PyTree
+    obs: Array  # [*observation_shape]
+    action: Array  # [*action.shape] as the environment was given it
+    step: TimeStep  # truncated by the time limit, too
+
+
+def play(
+    env: Environment,
+    steps: int = 20,
+    policy: Callable[[Array], Any] | None = None,
+    seed: int = 0,
+) -> list[Transition]:
+    """Step an environment as plain Python, where ``breakpoint()`` and ``print`` in its methods see
+    numbers.
+
+    In a run the methods are traced once and compiled: what stands in them sees arrays that have no
+    values yet. Here nothing is compiled or batched, loops of `jax.lax` included, so that a step
+    takes milliseconds to seconds. The environment is not checked (`check_env` does that), and its
+    errors come with their tracebacks.
+
+    Args:
+      env: one that runs on the devices. One on the host is plain Python as it is.
+      steps: how many to make. Where an episode ends, by its time limit too, the next one begins.
+      policy: ``obs [*observation_shape] -> action [*action.shape]``; by default actions are random.
+        Those outside of a `Box` are clipped, as in a run.
+      seed: of all random numbers, from 0.
+
+    Returns:
+      A `Transition` for each step.
+
+    Raises:
+      RunError: if the environment runs on the host.
+    """
+    if hasattr(env, "simulate"):
+        raise RunError(f"{env.spec.id} runs on the host: its simulator can be stepped as it is")
+    space, limit = env.spec.action, env.spec.max_episode_steps
+    keys = jax.random.split(jax.random.key(seed), (steps, 3))
+    drawn = [_random_action(space, key[0]) for key in keys]  # here, where code is compiled
+    made: list[Transition] = []
+    ended, length = True, 0
+    with jax.disable_jit():
+        for random, (_, key_reset, key_step) in zip(drawn, keys, strict=True):
+            if ended:
+                (state, obs), length = env.reset(key_reset), 0
+            action = _as_sent(space, policy(obs) if policy else random)
+            following, step = env.step(key_step, state, action)
+            length += 1
+            if limit and length >= limit:
+                step = step._replace(truncated=jnp.ones((), bool))
+            made.append(Transition(state, obs, action, step))
+            state, obs, ended = following, step.obs, bool(step.terminated | step.truncated)
+    return made
+
+
+def _random_action(space: Discrete | Box, key: Key) -> Array:
+    if isinstance(space, Discrete):
+        return jax.random.randint(key, (), 0, space.n)
+    if np.isinf([space.low, space.high]).any():
+        return jax.random.normal(key, space.shape)
+    return jax.random.uniform(key, space.shape, minval=space.low, maxval=space.high)
+
+
+def _as_sent(space: Discrete | Box, action: Any) -> Array:
+    if isinstance(space, Discrete):
+        return jnp.asarray(action, jnp.int32)
+    return jnp.clip(jnp.asarray(action, jnp.float32), space.low, space.high)
