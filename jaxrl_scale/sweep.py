@@ -11,14 +11,16 @@ import argparse
 import os
 import shlex
 import sys
+import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
 from jaxrl_scale import commands
-from jaxrl_scale.config import Config, Launch, command_line, files
+from jaxrl_scale.config import Config, command_line, files
 from jaxrl_scale.errors import (
     FINISHED,
     INPUT_OUTPUT_ERROR,
@@ -28,16 +30,31 @@ from jaxrl_scale.errors import (
     RunError,
     status_table,
 )
+from jaxrl_scale.loop import prepare
+from jaxrl_scale.loop.prepare import checked, jax_settings_restored
+from jaxrl_scale.loop.stop import StopRequest
+from jaxrl_scale.options import largest_divisor
+from jaxrl_scale.parallel import backend
 from jaxrl_scale.parallel.cluster import find
+from jaxrl_scale.parallel.hosts import Hosts, join
 from jaxrl_scale.records import statistics
+from jaxrl_scale.records.checkpoint import is_shared
 from jaxrl_scale.records.past_run import finished, read_object
-from jaxrl_scale.records.run_directory import io_errors, plain, replace_file, short, write_json
+from jaxrl_scale.records.progress import Clock
+from jaxrl_scale.records.run_directory import (
+    io_errors,
+    plain,
+    replace_file,
+    short,
+    write_json_once,
+)
 from jaxrl_scale.records.terminal import number
-from jaxrl_scale.search import model, results, rungs, space, wandb_group
-from jaxrl_scale.search.plan import MOST, Chunk, Plan, configs_of, shown
+from jaxrl_scale.search import model, orders, results, rungs, space, wandb_group
+from jaxrl_scale.search.orders import Order
+from jaxrl_scale.search.plan import MOST, Chunk, Plan, Start, configs_of, shown
 from jaxrl_scale.search.results import Outcome, Ranked
 from jaxrl_scale.search.schedulers import (
-    Start,
+    TrainAll,
     Trained,
     train_batches,
     train_history,
@@ -45,38 +62,76 @@ from jaxrl_scale.search.schedulers import (
     train_rungs,
 )
 from jaxrl_scale.search.space import Range, Setting
-from jaxrl_scale.train import settings_told, train
+from jaxrl_scale.train import Stretch, settings_told, train_among
 
 # --- training -------------------------------------------------------------------------------
 
 
-def train_chunk(chunk: Chunk, folder: Path, position: str, start: Start | None = None) -> bool:
-    """Begin or resume a chunk that has not come as far as it should. False where a signal stopped
-    it."""
+def train_chunk(
+    hosts: Hosts,
+    stop: StopRequest,
+    folder: Path,
+    chunk: Chunk,
+    position: str,
+    start: Start | None = None,
+) -> bool:
+    """Of process 0: let all processes begin or resume a chunk that has not come as far as it
+    should. False where a signal stopped it."""
     path = folder / chunk.name
     count = len(chunk.settings)
     print(f"[{position}] {count} agent{'s' * (count > 1)}", flush=True)
     if finished(path, chunk.until):
         print("trained before", flush=True)
         return True
-    train(
-        chunk.config.replace(run_dir=str(path)),
-        name=chunk.name,
-        resume=path if (path / "config.json").exists() else None,
-        agents=chunk.agents,
-        start=start and start(chunk),
-        until=chunk.until,
-    )
-    return finished(path, chunk.until)
-
-
-def train_all(several: Sequence[Chunk], folder: Path, start: Start | None = None) -> bool:
-    """Train chunk after chunk; False where a signal stopped one, which is saved."""
-    for k, chunk in enumerate(several, 1):
-        if not train_chunk(chunk, folder, f"{k}/{len(several)}", start):
-            print("the sweep has stopped; the same command goes on with it")
-            return False
+    order = Order(chunk, start and start.of(chunk), (path / "config.json").exists())
+    if agreed := orders.agreed(hosts, stop, order):
+        _obey(hosts, stop, folder, agreed)
+    if not finished(path, chunk.until):
+        print("the sweep has stopped; the same command goes on with it")
+        return False
     return True
+
+
+def train_all(
+    hosts: Hosts,
+    stop: StopRequest,
+    folder: Path,
+    several: Sequence[Chunk],
+    start: Start | None = None,
+) -> bool:
+    """Of process 0: train chunk after chunk; False where a signal stopped one, which is saved."""
+    return all(
+        train_chunk(hosts, stop, folder, chunk, f"{k}/{len(several)}", start)
+        for k, chunk in enumerate(several, 1)
+    )
+
+
+def follow(hosts: Hosts, folder: Path) -> int:
+    """Of the processes beside process 0: train what it says, until it says with which status they
+    end."""
+    with StopRequest(hosts.several) as stop:
+        while (order := orders.agreed(hosts, stop)) is None or order.chunk:
+            if order:
+                _obey(hosts, stop, folder, order)
+        return order.status
+
+
+def _obey(hosts: Hosts, stop: StopRequest, folder: Path, order: Order) -> None:
+    """Train a chunk, in all processes."""
+    assert order.chunk
+    path = folder / order.chunk.name
+    resume = path if order.resume else None
+    config = checked(order.chunk.config.replace(run_dir=str(path)), resume)
+    start = orders.carried_over(order, folder, hosts)
+    train_among(
+        hosts,
+        config,
+        Clock(time.time(), config.target_return),
+        order.chunk.name,
+        resume,
+        order.chunk.agents,
+        Stretch(start, order.chunk.until, stop, "the same command goes on with the sweep"),
+    )
 
 
 # --- the folder -----------------------------------------------------------------------------
@@ -93,21 +148,20 @@ def begin(folder: Path, sweep: dict[str, Any], divided: Callable[[], list[list[i
     Returns:
       What trains side by side. Raises a `RunError` where the folder holds another sweep.
     """
-    path = folder / "sweep.json"
-    before, told = read_object(path), plain(sweep)
-    for name in told if before else ():
-        if before.get(name) != told[name]:
-            raise RunError(
-                f"{short(folder)} holds a sweep with another {name}; choose another --run_dir, or "
-                f"repeat its command: {before.get('command', '')}"
-            )
-    if not before:
-        before = told | {"chunks": divided()}
-        before |= {"command": shlex.join(["python", *sys.orig_argv[1:]])}
+    path, told = folder / "sweep.json", plain(sweep)
+    if not path.exists():
+        mine = {"chunks": divided(), "command": shlex.join(["python", *sys.orig_argv[1:]])}
         with io_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        write_json(path, before)
-    return before["chunks"]
+        write_json_once(path, told | mine)  # jobs of an array may begin at the same time
+    there = read_object(path)
+    for name in told:
+        if there.get(name) != told[name]:
+            raise RunError(
+                f"{short(folder)} holds a sweep with another {name}; choose another --run_dir, or "
+                f"repeat its command: {there.get('command', '')}"
+            )
+    return there["chunks"]
 
 
 def write_results(
@@ -207,6 +261,9 @@ of the command line replace them.
 With --wandb=offline or --wandb=online the sweep becomes one group at wandb in the end, with a run
 for each setting.
 
+A sweep of several processes is started as a run of several processes is, for example with
+srun -N4 python -m jaxrl_scale.sweep ...; its folder has to be one that all of them see.
+
 All other options are those of python -m jaxrl_scale.train. Agents that differ only in numbers train
 side by side in one program; whatever changes shapes or code is a program of its own. The folder
 then holds sweep.html for people, its tables agents.csv (with the extra "search" also
@@ -269,64 +326,130 @@ def main(argv: Sequence[str] | None = None) -> int:
     return commands.run(_command, argv, "\ninterrupted; the same command continues")
 
 
+class Asked(NamedTuple):
+    """What a command line asks for, checked."""
+
+    args: argparse.Namespace  # the sweep's own options
+    base: Config  # to which the settings are changes
+    ranges: list[Range]
+    settings: list[Setting]  # the first of them, where a model proposes more
+    plan: Plan
+
+
 def _command(argv: list[str]) -> int:
     args, rest = _parser().parse_known_args(space.with_file(argv))
-    if find(Launch(), os.environ).num_processes > 1:
-        raise RunError("a sweep is one process; give each process a part of it with --task")
+    asked = _asked(args, rest)
+    launch = command_line.load_launch(rest)
+    cluster = find(launch, os.environ)
+    processes, shards = cluster.num_processes, asked.base.num_shards
+    if shards % processes:
+        raise RunError(
+            f"{processes} processes do not divide num_shards={shards}; "
+            f"try {largest_divisor(shards, processes)} processes"
+        )
+    hosts = join(cluster, launch)
+    with hosts.end_together(), jax_settings_restored():
+        if hosts.leader and (told := settings_told(rest)):
+            print(told)
+        given = {**vars(args), **{each.option: each for each in asked.ranges}}
+        hosts.check_alike(
+            prepare.settings(asked.base, None) | {k: str(x) for k, x in given.items()}
+        )
+        if hosts.several:
+            backend.initialize(asked.base, hosts)
+        parts = _begun(asked) if hosts.leader else []
+        if not is_shared(args.run_dir, hosts):
+            raise RunError(
+                f"{short(args.run_dir)} is not one folder for all processes, as that of a sweep "
+                "has to be; choose a --run_dir that all of them see"
+            )
+        status = _lead(asked, parts, hosts) if hosts.leader else follow(hosts, args.run_dir)
+        hosts.close()
+    return status
+
+
+def _asked(args: argparse.Namespace, rest: list[str]) -> Asked:
     base, ranges = space.split(rest)
-    if told := settings_told(rest):
-        print(told)
     settings = _settings(args, ranges)
-    by_model = args.draw == "tpe"
     configs = configs_of(base, settings)
     stops = [rungs.iterations(each, args.rungs, args.factor) for each in configs]
-    seeds = range(base.seed, base.seed + args.seeds)
-    plan = Plan(configs, stops, seeds, args.chunk)
-    config = files.to_json(base)
+    plan = Plan(configs, stops, range(base.seed, base.seed + args.seeds), args.chunk)
+    return Asked(args, base, ranges, settings, plan)
+
+
+def _begun(asked: Asked) -> list[list[int]]:
+    """As `begin`."""
+    args = asked.args
+    config = files.to_json(asked.base)
     config = {name: value for name, value in config.items() if not name.startswith("wandb")}
-    sweep = {"config": config, "settings": settings, "seeds": list(seeds)}
+    sweep = {"config": config, "settings": asked.settings, "seeds": list(asked.plan.seeds)}
     sweep |= {name: getattr(args, name) for name in ("rungs", "factor", "perturb_every")}
-    if by_model:
-        sweep |= {"draw_seed": args.draw_seed, "ranges": [str(each) for each in ranges]}
+    if args.draw == "tpe":
+        sweep |= {"draw_seed": args.draw_seed, "ranges": [str(each) for each in asked.ranges]}
         sweep |= {"agents": args.agents}
-    parts = begin(args.run_dir, sweep, lambda: _divided(args, plan))
-    if args.task is not None:
-        if args.task >= len(parts):
-            raise RunError(f"--task={args.task} should be below {len(parts)}, the chunks")
-        position = f"chunk {args.task} of {len(parts)}"
-        done = train_chunk(plan.chunks(0, parts)[args.task], args.run_dir, position)
-        return FINISHED if done else STOPPED
-    count = args.agents // args.seeds if by_model else len(settings)
+    parts: list[list[int]] = begin(args.run_dir, sweep, lambda: _divided(args, asked.plan))
+    if args.task is not None and args.task >= len(parts):
+        raise RunError(f"--task={args.task} should be below {len(parts)}, the chunks")
+    return parts
+
+
+def _lead(asked: Asked, parts: list[list[int]], hosts: Hosts) -> int:
+    """What process 0 does: it decides what all train, and writes what came of it. Returns the exit
+    status of all.
+
+    Args:
+      parts: which settings train side by side first.
+    """
+    args, found = asked.args, None
+    with StopRequest(hosts.several) as stop:
+        if args.task is None:
+            found = _search(asked, parts, partial(train_all, hosts, stop, args.run_dir))
+            done = found is not None
+        else:
+            position = f"chunk {args.task} of {len(parts)}"
+            chunk = asked.plan.chunks(0, parts)[args.task]
+            done = train_chunk(hosts, stop, args.run_dir, chunk, position)
+    if found:
+        write_results(args.run_dir, asked.base, asked.ranges, *found, args.perturb_every)
+    status = FINISHED if done else STOPPED
+    orders.agreed(hosts, stop, Order(status=status))
+    return status
+
+
+def _search(
+    asked: Asked, parts: list[list[int]], train: TrainAll
+) -> tuple[Trained, list[Ranked], list[Outcome]] | None:
+    """Train all settings, and the best with fresh seeds beside the starting config; None where a
+    signal stopped it."""
+    args, base, ranges, settings, plan = asked
+    count = args.agents // args.seeds if args.draw == "tpe" else len(settings)
     print(
         f"{count} settings with {args.seeds} seed{'s' * (args.seeds > 1)} each, "
-        + ("in batches" if by_model else f"{len(parts)} chunk{'s' * (len(parts) > 1)}")
+        + ("in batches" if args.draw == "tpe" else f"{len(parts)} chunk{'s' * (len(parts) > 1)}")
         + f"; in {short(args.run_dir)}",
         flush=True,
     )
-    if by_model:
+    if args.draw == "tpe":
+        seeds, most = plan.seeds, args.chunk
         trained = train_batches(
-            *(base, ranges, settings, count, seeds, args.chunk, args.run_dir, args.draw_seed),
-            train_all,
+            base, ranges, settings, count, seeds, most, args.run_dir, args.draw_seed, train
         )
     elif args.perturb_every:
         every, seed = args.perturb_every, args.draw_seed
-        trained = train_population(base, ranges, settings, args.run_dir, every, seed, train_all)
+        trained = train_population(base, ranges, settings, args.run_dir, every, seed, train)
     else:
-        trained = train_rungs(plan, settings, args.run_dir, parts, args.factor, train_all)
+        trained = train_rungs(plan, settings, args.run_dir, parts, args.factor, train)
     if trained is None:
-        return STOPPED
+        return None
     ranks = results.ranked(trained.found)
     best = ranks[0].setting
     print(f"the best, {shown(trained.settings[best])}, and the starting config with fresh seeds")
-    fresh = _on_fresh_seeds(args, base, trained, best)
-    if fresh is None:
-        return STOPPED
-    write_results(args.run_dir, base, ranges, trained, ranks, fresh, args.perturb_every)
-    return FINISHED
+    fresh = _on_fresh_seeds(args, base, trained, best, train)
+    return None if fresh is None else (trained, ranks, fresh)
 
 
 def _on_fresh_seeds(
-    args: argparse.Namespace, base: Config, trained: Trained, best: int
+    args: argparse.Namespace, base: Config, trained: Trained, best: int, train: TrainAll
 ) -> list[Outcome] | None:
     """The outcomes of the starting config, setting 0, and of the best, 1, with seeds that nothing
     was trained with; None where a signal stopped an agent."""
@@ -339,7 +462,7 @@ def _on_fresh_seeds(
     ):
         print(f"fresh seeds, {name}", flush=True)
         found = train_history(
-            base, history, args.perturb_every, f"fresh{k}", unused, args.run_dir, train_all
+            base, history, args.perturb_every, f"fresh{k}", unused, args.run_dir, train
         )
         if found is None:
             return None

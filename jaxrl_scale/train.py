@@ -9,10 +9,10 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxrl_scale import commands, envs
 from jaxrl_scale.config import Config, Launch, command_line, files
@@ -26,7 +26,7 @@ from jaxrl_scale.loop.stop import StopRequest
 from jaxrl_scale.parallel import backend
 from jaxrl_scale.parallel.cluster import find
 from jaxrl_scale.parallel.hosts import Hosts, join
-from jaxrl_scale.records import run_directory
+from jaxrl_scale.records import pieces, run_directory
 from jaxrl_scale.records.checkpoint import Checkpoints
 from jaxrl_scale.records.log import STATUSES, Log
 from jaxrl_scale.records.progress import Clock
@@ -52,6 +52,22 @@ class Run:
         return load(self.path, agent)
 
 
+class Stretch(NamedTuple):
+    """What of a run is trained, where it is not the whole, as in a sweep.
+
+    ``start``: an iteration and the whole state after it, as a checkpoint holds it, from which a new
+    run goes on. ``until``: the iteration after which the run stops, saved, as if by a signal; None:
+    the last. ``stop`` hears signals already, and goes on to do so; None: they are heard while the
+    run trains. ``advice`` says in messages how a run that was stopped goes on; empty: by
+    ``--resume``.
+    """
+
+    start: tuple[int, Any] | None = None
+    until: int | None = None
+    stop: StopRequest | None = None
+    advice: str = ""
+
+
 def train(
     config: Config | None = None,
     *,
@@ -60,9 +76,6 @@ def train(
     on_row: Callable[[Row], object] | None = None,
     process_start: float | None = None,
     launch: Launch = Launch(),  # noqa: B008  frozen
-    agents: Agents | None = None,
-    start: tuple[int, Any] | None = None,
-    until: int | None = None,
 ) -> Run:
     """Train one config to its end, or until a signal stops it.
 
@@ -80,11 +93,6 @@ def train(
         stays, and the run can be resumed.
       process_start: unix seconds from which times are counted; default: now.
       launch: how this process finds the others of the run, where there are any.
-      agents: seeds and options of the agents, where they differ in more than consecutive seeds.
-        They are no part of the config, so that whoever resumes the run has to give them again.
-      start: an iteration and the state after it, as a checkpoint holds it, from which a new run
-        goes on; default: the beginning.
-      until: the iteration after which the run stops, saved, as if by a signal; default: the last.
 
     Raises:
       RunError: in one line, for whatever the user can mend. In a run of several processes all
@@ -97,15 +105,38 @@ def train(
     hosts = join(find(launch, os.environ), launch)
     with hosts.end_together(), jax_settings_restored():
         hosts.check_alike(settings(config, resume))
-        run = _finished(config, resume, hosts)
-        if run is None:
-            placement = backend.initialize(config, hosts)  # before the environment runs
-            env = envs.make(config.env, **config.env_kwargs)
-            runner = make_runner(config, env, placement, agents)
-            runner.check_memory()
-            run = loop(config, runner, hosts, clock, name, resume, start, until, on_row)
+        run = train_among(hosts, config, clock, name, resume, on_row=on_row)
         hosts.close()
         return run
+
+
+def train_among(
+    hosts: Hosts,
+    config: Config,
+    clock: Clock,
+    name: str = "run",
+    resume: str | Path | None = None,
+    agents: Agents | None = None,
+    stretch: Stretch = Stretch(),  # noqa: B008  immutable
+    on_row: Callable[[Row], object] | None = None,
+) -> Run:
+    """As `train`, among processes that have met. They may train one run after the other.
+
+    All of them have to give the same, but for ``stretch.stop``.
+
+    Args:
+      config: one that `jaxrl_scale.loop.prepare.checked` has let pass.
+      agents: seeds and options of the agents, where they differ in more than consecutive seeds.
+        They are no part of the config, so that whoever resumes the run has to give them again.
+    """
+    run = _finished(config, resume, hosts)
+    if run is None:
+        placement = backend.initialize(config, hosts)  # before the environment runs
+        env = envs.make(config.env, **config.env_kwargs)
+        runner = make_runner(config, env, placement, agents)
+        runner.check_memory()
+        run = loop(config, runner, hosts, clock, name, resume, stretch, on_row)
+    return run
 
 
 def loop(
@@ -115,31 +146,33 @@ def loop(
     clock: Clock,
     name: str = "run",
     resume: str | Path | None = None,
-    start: tuple[int, Any] | None = None,
-    until: int | None = None,
+    stretch: Stretch = Stretch(),  # noqa: B008  immutable
     on_row: Callable[[Row], object] | None = None,
 ) -> Run:
     """Step, log, evaluate and save until the last iteration, or until a signal stops the run.
 
     Whatever is decided here depends on the iteration, never on a clock: processes that took
-    different branches would wait for each other for ever.
+    different branches would wait for each other for ever. The arguments are those of `train_among`.
     """
+    start, until, heard_by, advice = stretch
     last = min(until or config.num_iterations, config.num_iterations)
     with (
         closing(runner),
         run_directory.entered(config, name, resume, hosts) as directory,
-        StopRequest(hosts.several) as stop,
+        nullcontext(heard_by) if heard_by else StopRequest(hosts.several) as stop,
         compiled_meanwhile(
             runner, hosts, bool(config.compilation_cache), fresh=not resume and start is None
         ) as wait_for_compiler,
-        Log(config, directory, hosts, clock, on_row) as log,
+        Log(config, directory, hosts, clock, advice, on_row) as log,
         closing(
             Checkpoints(directory.checkpoints, config.keep_checkpoints, hosts, runner.parts())
         ) as checkpoints,
     ):
         checkpoints.warm_up()
         found = checkpoints.restore(runner.abstract_state(), log.say) if resume else None
-        iteration, saved_state, counts = found or (*(start or (0, None)), None)
+        if start and not found:
+            found = start[0], pieces.cut(start[1], runner.parts()), {}
+        iteration, saved_state, counts = found or (0, None, {})
         log.restore(iteration, counts)
         log.start(runner.describe(), runner.facts(), bool(resume), [checkpoints.warning])
         wait_for_compiler()

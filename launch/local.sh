@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Trains in N processes on this machine, each on its share of the cores:
+# Trains, or searches, in N processes on this machine, each on its share of the cores:
 #
 #   launch/local.sh N --config configs/acrobot.py [train options]
+#   launch/local.sh N sweep --config configs/acrobot.py --run_dir D [sweep options]
 #
 # One process uses all cores and GPUs by itself, and is faster: this is for trying out what spans
 # hosts, and for machines with several sockets. Signals, logs and exit status: launch/ranks.sh.
 
 case $1 in
-  '' | *[!0-9]* | 0) echo "usage: $0 N --config C [train options]" >&2 && exit 2 ;;
+  '' | *[!0-9]* | 0) echo "usage: $0 N [sweep] --config C [options]" >&2 && exit 2 ;;
 esac
 processes=$1
 shift

@@ -2,6 +2,7 @@
 # A job for OAR: one process on each host. Submit it in the repository's root, with a name:
 #
 #   oarsub -S -n NAME "launch/oar.sh --config configs/acrobot.py [train options]"
+#   oarsub -S -n NAME "launch/oar.sh sweep --config configs/acrobot.py [sweep options]"
 #
 # The run directory is runs/NAME. Not the job's number: that changes when OAR submits the job again.
 # Look after it with
@@ -33,7 +34,7 @@ if [ -z "$OAR_JOB_NAME" ]; then
 fi
 run_dir=runs/$OAR_JOB_NAME
 mapfile -t hosts < <(sort -u "${OAR_NODEFILE:?only in an OAR job}") # it has a line for each core
-checkpoints() { ls "$run_dir/checkpoints" 2>/dev/null; }
+checkpoints() { ls -d "$run_dir"/{,*/}checkpoints/* 2>/dev/null; } # a sweep's are a folder deeper
 before=$(checkpoints)
 ranks='' asked=''
 

@@ -4,6 +4,7 @@
 #
 #   qsub -l select=2:ncpus=8 -l walltime=4:00:00 -v OPTIONS="--config configs/acrobot.py" launch/pbs.sh
 #
+# OPTIONS="sweep --config configs/acrobot.py ..." searches, with the options of jaxrl_scale.sweep;
 # with :ngpus=4 in the select for GPUs; Torque: -l nodes=2:ppn=8. qsub sends this file away, so it
 # finds everything from the folder where qsub was called. The run directory is runs/pbs-<job>, or
 # --run_dir among the OPTIONS; the job that is run again (-r y, after a lost host) resumes it, and
@@ -28,4 +29,7 @@ else
   export REMOTE_SHELL="${SSH:-ssh} -tt -o LogLevel=ERROR -o BatchMode=yes -o ServerAliveInterval=10"
 fi
 # shellcheck disable=SC2086 # options are words
-exec launch/ranks.sh "${hosts[@]}" -- --run_dir "runs/pbs-${PBS_JOBID%%.*}" ${OPTIONS:-} "$@"
+set -- ${OPTIONS:-} "$@"
+command=()
+case $1 in train | sweep) command=("$1") && shift ;; esac
+exec launch/ranks.sh "${hosts[@]}" -- "${command[@]}" --run_dir "runs/pbs-${PBS_JOBID%%.*}" "$@"

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# Starts one training process ("rank") on each host through a remote shell, and looks after them.
+# Starts one process ("rank") of a run or of a sweep on each host through a remote shell, and looks after them.
 # The launchers for ssh, PBS, OAR and one machine are a few lines around this one:
 #
-#   [REMOTE_SHELL="ssh -tt"] launch/ranks.sh HOST... -- --config C --run_dir D [train options]
+#   [REMOTE_SHELL="ssh -tt"] launch/ranks.sh HOST... -- [sweep] --config C --run_dir D [options]
+#
+# The word sweep starts jaxrl_scale.sweep, with its options, instead of jaxrl_scale.train.
 #
 # Run it in the repository's root, which all hosts must have under the same path, as they must the
-# run directory (default: runs/<config>-<time>). Where that holds a run already, it is resumed.
+# run directory (default: runs/<config>-<time>). Where that holds a run or a sweep already, it goes on.
 #
 #   REMOTE_SHELL  runs a command on a host, called as `$REMOTE_SHELL HOST 'command line'`; may be an
 #                 exported bash function whose last word is an exec. With ssh, -tt lets a rank die
@@ -30,10 +32,12 @@ source "$(dirname "$0")/again.sh" || exit 2
 hosts=()
 while [ $# -gt 0 ] && [ "$1" != -- ]; do hosts+=("$1") && shift; done
 if [ ${#hosts[@]} -eq 0 ] || [ $# -eq 0 ]; then
-  echo "usage: $0 HOST... -- --config C --run_dir D [train options]" >&2
+  echo "usage: $0 HOST... -- [sweep] --config C --run_dir D [options]" >&2
   exit 2
 fi
 shift
+command=train
+case $1 in train | sweep) command=$1 && shift ;; esac
 
 # --- a new run, or one to resume ---
 run_dir='' resume='' config=() options=()
@@ -85,12 +89,12 @@ on_host() {
 }
 
 start() { # RANK
-  local folder log pid command
+  local folder log pid line
   folder=$(printf %q "$logs") log=$(printf %q "$logs/$1.log") pid=$(printf %q "$logs/$1.pid")
-  command=$(printf '%q ' env "${environment[@]}" "JAX_PROCESS_ID=$1" \
-    "$PYTHON" -m jaxrl_scale.train "${options[@]}")
+  line=$(printf '%q ' env "${environment[@]}" "JAX_PROCESS_ID=$1" \
+    "$PYTHON" -m "jaxrl_scale.$command" "${options[@]}")
   # Our signals go to the process whose number is written here.
-  on_host "$1" "mkdir -p $folder && echo \$\$ > $pid && exec $command >> $log 2>&1"
+  on_host "$1" "mkdir -p $folder && echo \$\$ > $pid && exec $line >> $log 2>&1"
 }
 
 # Sends signal $1 to all ranks. One that cannot be reached, or has not begun yet, loses its

@@ -2,6 +2,7 @@
 # Trains on several hosts by ssh, one process on each:
 #
 #   launch/ssh.sh HOST... -- --config configs/acrobot.py [train options]
+#   launch/ssh.sh HOST... -- sweep --config configs/acrobot.py --run_dir D [sweep options]
 #
 # In the repository's root, which all hosts must have under the same path (a shared file system), as
 # they must the run directory. Each HOST must be reached without a password (try `ssh HOST true`),

@@ -112,6 +112,7 @@ class World:
         accidents: dict[int, dict[str, Any]] | None = None,
         withins: Sequence[Callable[..., list[str]]] | None = None,
         coordinator: str | None = None,
+        module: str = "jaxrl_scale.train",
     ) -> dict[int, subprocess.Popen[str]]:
         """The processes of one run, or some of them, on this machine."""
         address = coordinator or f"127.0.0.1:{free_port()}"
@@ -122,7 +123,7 @@ class World:
                 "JAX_NUM_PROCESSES": str(number),
                 "JAX_PROCESS_ID": str(k),
             }
-            how: dict[str, Any] = {"accident": (accidents or {}).get(k)}
+            how: dict[str, Any] = {"accident": (accidents or {}).get(k), "module": module}
             if withins is not None:
                 how["within"] = withins[k]
             started[k] = self.start(*arguments, environment=environment, **how)

@@ -213,6 +213,13 @@ def test_ranks_resume_a_run_that_is_there(ranks):
     assert eval(out)["options"] == ["--resume", "r", "--seed=1"]
 
 
+def test_ranks_of_a_sweep_run_its_command(ranks, tmp_path):
+    (tmp_path / "program" / "jaxrl_scale" / "sweep.py").write_text(STAND_IN)
+    (tmp_path / "program" / "jaxrl_scale" / "train.py").unlink()
+    out = ranks.run("a", "--", "sweep", "--rungs", "2", "--config=c.py", "--run_dir", "r").out
+    assert eval(out)["options"] == ["--config", "c.py", "--run_dir", "r", "--rungs", "2"]
+
+
 @pytest.mark.parametrize(
     ("accident", "status"),
     [
@@ -461,6 +468,41 @@ def test_a_slurm_array_does_a_comparison_and_a_signalled_job_of_it_goes_on(slurm
     well(world.run(*analyse, module="jaxrl_scale.compare"))
     (one,) = json.loads((world.folder / "compared" / "compare.json").read_text())
     assert one["seeds"] == [0, 1]
+
+
+@pytest.mark.slow
+def test_a_slurm_array_and_then_a_job_of_two_nodes_do_a_sweep(slurm, world, path):
+    """The job gets a signal when the second rung has begun, is requeued and goes on."""
+    small = {k: v for k, v in SMALL.items() if k not in ("eval_every", "devices")}
+    small |= {"iterations": 6, "algo.learning_rate": "1e-3,1e-2,3e-2,1e-1"}
+    small |= {"compilation_cache": world.cache, "checkpoint_every": 1, "eval_episodes": 4}
+    own = {"draw": "grid", "seeds": 2, "chunk": 4, "rungs": 1, "factor": 2, "fresh_seeds": 4}
+    arguments, whole = options(own | small), path.with_suffix(".whole")
+    well(world.run(*arguments, "--run_dir", whole, module="jaxrl_scale.sweep"))
+    if not (world.folder / "launch").exists():
+        (world.folder / "launch").symlink_to(LAUNCH)
+
+    def submit(*few):
+        environment = world.environment | {"PYTHON": sys.executable, "RUN_DIR": str(path)}
+        few = [f"--chdir={world.folder}", "--cpus-per-task=1", *few]
+        return slurm.submit(*few, LAUNCH / "slurm.sbatch", "sweep", *arguments, env=environment)
+
+    def told():
+        return "\n".join(log.read_text() for log in sorted(path.rglob("*.log")))
+
+    array = submit("--array=0-1", "--nodes=1")
+    for task in (0, 1):
+        ended = slurm.wait(f"{array}_{task}", "COMPLETED", "FAILED", patience=PATIENCE)
+        assert ended["JobState"] == "COMPLETED", told()
+        assert "saved at iteration 3 of 6" in (path / f"ranks/chunk{task}/0.log").read_text()
+    job = submit("--nodes=2")
+    lab.until(lambda: (path / "rung1-chunk0" / "config.json").exists(), told, PATIENCE)
+    slurm.ask("scancel", "--signal=USR1", job)
+    ended = slurm.wait(job, "COMPLETED", "FAILED", restarts=1, patience=PATIENCE)
+    assert ended["JobState"] == "COMPLETED", told()
+    assert (path / "ranks/0.log").read_text().count("and saved at iteration 4 of 6; the same") == 1
+    for name in ("agents.csv", "settings.csv", "curves.csv", "best.py"):
+        assert (path / name).read_bytes() == (whole / name).read_bytes(), name
 
 
 def test_a_slurm_job_is_not_requeued_for_a_mistake_nor_when_it_is_cancelled(

@@ -9,22 +9,28 @@ import math
 import re
 import signal
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import algorithms
 import jax
 import numpy as np
 import pytest
-from processes import PATIENCE, SMALL, assert_same_bits, options, state, summary, well
+from processes import PATIENCE, SMALL, assert_same_bits, ended, options, state, summary, well
 from running import differing, runner_of, steps
 
 from jaxrl_scale import sweep
 from jaxrl_scale.algos import a2c, ppo
 from jaxrl_scale.config import Config, check, files
 from jaxrl_scale.errors import RunError
+from jaxrl_scale.loop.stop import StopRequest
+from jaxrl_scale.parallel.hosts import Hosts
+from jaxrl_scale.parallel.machine import free_port
 from jaxrl_scale.records.checkpoint import restore
-from jaxrl_scale.search import model, plan, population, results, rungs, space
+from jaxrl_scale.search import model, orders, plan, population, results, rungs, space
+from jaxrl_scale.search.orders import Order
 from jaxrl_scale.search.results import Outcome
 from jaxrl_scale.search.schedulers import Trained
 from jaxrl_scale.search.space import Range
@@ -236,6 +242,44 @@ def test_every_number_of_every_algorithm_may_vary_in_one_program(name):
     for number in numbers:
         values = [setting[f"algo.{number}"] for setting in settings for _ in range(2)]
         np.testing.assert_array_equal(getattr(options, number), np.float32(values))
+
+
+def test_an_order_is_the_same_in_all_processes_and_none_after_a_signal():
+    settings = [{"algo.learning_rate": rate, "algo.target_kl": 0.1} for rate in (1 / 3, 1e-3)]
+    configs = plan.configs_of(Config(env_kwargs={"gravity": 9.1}), settings)
+    chunks = [plan.chunk_of(f"chunk{k}", configs, [k], range(5, 7), 3) for k in (0, 1)]
+    order = Order(chunks[1], plan.Start(chunks).of(chunks[1]), True)
+    assert order.start == plan.Start(chunks[1:], [(1, 5), (1, 6)])
+    stop = StopRequest()
+    told = orders.agreed(Hosts(), stop, order)
+    assert told.start.parents == order.start.parents
+    for ours, theirs in ((told.chunk, chunks[1]), (told.start.chunks[0], chunks[1])):
+        assert dataclasses.replace(ours, agents=None) == dataclasses.replace(theirs, agents=None)
+        jax.tree.map(np.testing.assert_array_equal, ours.agents, theirs.agents)
+        assert [x.dtype for x in jax.tree.leaves(ours.agents)] == [
+            x.dtype for x in jax.tree.leaves(theirs.agents)
+        ]
+    stop.requested = "SIGTERM"
+    assert orders.agreed(Hosts(), stop, order) is None
+    assert orders.agreed(Hosts(), stop, Order(status=75)) == Order(status=75)
+
+
+def test_of_jobs_that_begin_a_sweep_at_once_one_decides_what_trains_side_by_side(tmp_path):
+    together = threading.Barrier(8)
+
+    def begin(k):
+        def divided():
+            together.wait(PATIENCE)
+            return [[k]]
+
+        return sweep.begin(tmp_path / "sweep", {"seeds": (1, 2)}, divided)
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(begin, range(8)))
+    assert found == [json.loads((tmp_path / "sweep" / "sweep.json").read_text())["chunks"]] * 8
+    assert [path.name for path in (tmp_path / "sweep").iterdir()] == ["sweep.json"]
+    with pytest.raises(RunError, match="holds a sweep with another seeds; choose another"):
+        sweep.begin(tmp_path / "sweep", {"seeds": (1, 3)}, list)
 
 
 # --- what is found --------------------------------------------------------------------------
@@ -518,31 +562,65 @@ def at_rung(curves, setting):
     return [row for row in own if 700 < float(row["env_steps"]) <= 3 * 256]
 
 
-def killed_at(world, arguments, folder, run, iteration):
-    """A sweep that is killed as soon as one of its runs has a checkpoint."""
-    with world.start(*arguments, module="jaxrl_scale.sweep") as process:
-        limit = time.time() + PATIENCE
-        while not (folder / run / "checkpoints" / str(iteration)).exists():
-            assert time.time() < limit
-            assert process.poll() is None
-            time.sleep(0.002)
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-    assert not (folder / run / "summary.json").exists()
+PATIENTLY = ["--heartbeat=120"]
+"""A machine that does other things may forget a process for a minute."""
 
 
-def test_a_sweep_that_was_killed_goes_on_and_ends_with_the_same_tables(world, command, searched):
-    """A part of it was done by a task of its own. It was killed at a checkpoint of the first rung,
-    and of the second. The same command with another --chunk keeps to what trains side by side."""
+def signalled(world, arguments, sign, path, number=2):
+    """How the processes of a sweep end, the last of which got a signal as soon as a file or folder
+    was there."""
+    processes = world.start_ranks(number, *arguments, *PATIENTLY, module="jaxrl_scale.sweep")
+    limit = time.time() + PATIENCE
+    while not path.exists():
+        assert time.time() < limit
+        assert not any(process.poll() for process in processes.values())
+        time.sleep(0.002)
+    processes[number - 1].send_signal(sign)
+    return ended(processes)
+
+
+def together(world, number, arguments):
+    """A sweep on several processes ends well, and only process 0 says something."""
+    done = world.run_ranks(number, *arguments, *PATIENTLY, module="jaxrl_scale.sweep")
+    assert all(well(done[k]).out == "" for k in range(1, number))
+    return done[0]
+
+
+GOES_ON = "the same command goes on with the sweep"
+
+
+def test_a_sweep_of_two_processes_that_was_killed_ends_with_the_tables_of_one(
+    world, command, searched
+):
+    """A task of its own began with a part of it, and one of its two processes got a signal. Another
+    was killed in the second rung, before there was a checkpoint. The same command with another
+    --chunk keeps to what trains side by side."""
     folder = world.folder / "killed"
-    well(world.run(*command(folder), "--task=1", module="jaxrl_scale.sweep"))
-    first = (folder / "chunk1" / "summary.json").stat().st_mtime_ns
-    for run, iteration in (("chunk0", 1), ("rung1-chunk0", 4)):
-        killed_at(world, command(folder), folder, run, iteration)
-    well(world.run(*command(folder, chunk=2), module="jaxrl_scale.sweep"))
-    assert (folder / "chunk1" / "summary.json").stat().st_mtime_ns == first
+    task = [*command(folder), "--task=1"]
+    done = signalled(world, task, signal.SIGTERM, folder / "chunk1" / "config.json")
+    assert [(one.status, one.err) for one in done.values()] == [(75, "")] * 2
+    assert done[0].out.endswith(
+        f"stopped by a signal to another process and saved at iteration 1 of 6; {GOES_ON}\n"
+        "the sweep has stopped; the same command goes on with it\n"
+    )
+    run = folder / "rung1-chunk0"
+    done = signalled(world, command(folder), signal.SIGKILL, run / "config.json")
+    assert [one.status for one in done.values()] == [75, -signal.SIGKILL]
+    told = rf"error: process 0 of 2 on \S+: process 1 of 2 on \S+ was lost: .*; {GOES_ON}\n"
+    assert re.fullmatch(told, done[0].err)
+    assert not list((run / "checkpoints").glob("[0-9]*"))
+    before = [(folder / f"chunk{k}" / "summary.json").stat().st_mtime_ns for k in (0, 1)]
+    together(world, 2, command(folder, chunk=2))
+    assert before == [(folder / f"chunk{k}" / "summary.json").stat().st_mtime_ns for k in (0, 1)]
     for name in ("agents.csv", "settings.csv", "curves.csv", "best.py"):
         assert (folder / name).read_bytes() == (searched[0] / name).read_bytes(), name
+
+
+def killed_at(world, arguments, folder, run, iteration):
+    """A sweep of one process that is killed as soon as one of its runs has a checkpoint."""
+    path = folder / run / "checkpoints" / str(iteration)
+    assert signalled(world, arguments, signal.SIGKILL, path, 1)[0].status == -signal.SIGKILL
+    assert not (folder / run / "summary.json").exists()
 
 
 MODEL = {"draw": "tpe", "agents": 8, "batch": 2, "rungs": 0}
@@ -575,16 +653,18 @@ def test_batches_of_a_model_that_were_killed_go_on_with_the_same_settings(world,
     assert model.proposed(ranges, first[:2], results.ranked(found), 2, 1) == first[2:]
 
 
-POPULATION = {"agents": 4, "seeds": 1, "chunk": 4, "rungs": 0, "perturb_every": 2}
-"""The worst of four agents goes on from the best after two and after four of six iterations."""
+POPULATION = {"agents": 4, "seeds": 1, "chunk": 4, "rungs": 0, "perturb_every": 2, "fresh_seeds": 3}
+"""The worst of four agents goes on from the best after two and after four of six iterations. Two
+processes share the agents, and the shards of those with fresh seeds."""
 
 
 @pytest.fixture(scope="module")
 def population_folder(world, command):
-    """On one device, killed in the second of its three rounds."""
+    """On one device, killed in the second of its three rounds, and gone on with by two
+    processes."""
     folder = world.folder / "population"
     killed_at(world, command(folder, **POPULATION, devices=1), folder, "round1", 3)
-    well(world.run(*command(folder, **POPULATION, devices=1), module="jaxrl_scale.sweep"))
+    together(world, 2, command(folder, **POPULATION, devices=1))
     return folder
 
 
@@ -594,7 +674,8 @@ def test_a_population_that_nothing_disturbs_is_the_same_on_more_devices(
     world, command, population_folder, path, devices
 ):
     well(world.run(*command(path, **POPULATION, devices=devices), module="jaxrl_scale.sweep"))
-    for name in ("agents.csv", "settings.csv", "curves.csv", "round1.json", "round2.json"):
+    tables = "agents.csv", "settings.csv", "curves.csv", "schedule.csv"
+    for name in (*tables, "best.py", "round1.json", "round2.json"):
         assert (path / name).read_bytes() == (population_folder / name).read_bytes(), name
     for k in range(3):
         (_, ours), (_, theirs) = state(path / f"round{k}"), state(population_folder / f"round{k}")
@@ -603,7 +684,7 @@ def test_a_population_that_nothing_disturbs_is_the_same_on_more_devices(
 
 def test_a_copy_goes_on_from_its_parent_with_its_own_seed_and_setting(population_folder):
     """What each round should begin with, made by hand from the checkpoint of the round before, and
-    trained on two devices."""
+    trained on two devices of one process."""
     folder = population_folder
     agents = table(folder / "agents.csv")
     assert [row["seed"] for row in agents] == list("0123")
@@ -707,6 +788,53 @@ def test_mistakes_are_told_in_one_line(monkeypatch, capsys, tmp_path, changes, s
     assert err.startswith(f"error: {said}")
     assert err.count("\n") == 1
     assert out == ""
+
+
+def test_processes_that_do_not_divide_the_shards_are_told_before_they_meet(monkeypatch, capsys):
+    for name, value in (("COORDINATOR_ADDRESS", "none"), ("NUM_PROCESSES", "3")):
+        monkeypatch.setenv(f"JAX_{name}", value)
+    monkeypatch.setenv("JAX_PROCESS_ID", "2")
+    assert sweep.main(["--algo.gamma=0.9,1", "--num_shards=4", "--start_timeout=1"]) == 2
+    said = "error: 3 processes do not divide num_shards=4; try 2 processes\n"
+    assert capsys.readouterr() == ("", said)
+
+
+@pytest.mark.parametrize(
+    ("changes", "more", "said"),
+    [
+        (
+            {"rollout_length": 32},
+            [],
+            "{folder} holds a sweep with another config; choose another --run_dir, or repeat .*",
+        ),
+        pytest.param(
+            {},
+            ["--agents=16"],
+            "this process was started with agents=16, process 0 with agents=8; all should be .*",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"run_dir": "elsewhere"},
+            [],
+            "elsewhere is not one folder for all processes, as that of a sweep has to be; .*",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_mistakes_end_two_processes_in_one_line_each(
+    world, command, searched, changes, more, said, tmp_path
+):
+    """The second process may be started otherwise, in a folder of its own."""
+    address = f"127.0.0.1:{free_port()}"
+    how = {"module": "jaxrl_scale.sweep", "coordinator": address}
+    arguments = command(searched[0], **changes)
+    started = world.start_ranks(2, *arguments, ranks=[0], **how)
+    within = {1: lambda *words: ["env", f"--chdir={tmp_path}", *words]}
+    started |= world.start_ranks(2, *arguments, *more, ranks=[1], withins=within, **how)
+    told = said.format(folder=re.escape(str(searched[0].relative_to(world.folder))))
+    for one in ended(started).values():
+        assert one.status == 2
+        assert re.fullmatch(rf"error: process \d of 2 on \S+: (ended by .*: )?{told}\n", one.err)
 
 
 def test_without_optuna_a_line_says_how_to_install_it(monkeypatch, capsys, tmp_path):

@@ -65,7 +65,8 @@ def find_devices() -> list[jax.Device]:
 
 
 def _span(hosts: Hosts) -> int:
-    """Start ``jax.distributed``; returns the cores that every process has for itself."""
+    """Start ``jax.distributed``, which can be done once in a process; returns the cores that every
+    process has for itself."""
     seen = visible_cores(), visible_gpus()
     cores, gpus = zip(*hosts.gather("cores and GPUs", seen), strict=True)
     own_cores = [split(k, list(zip(hosts.machines, cores, strict=True))) for k in range(len(cores))]
@@ -75,6 +76,9 @@ def _span(hosts: Hosts) -> int:
             f"no GPU is left for this process: others share the {len(seen[1])} here; "
             "start at most one process a GPU"
         )
+    fewest = max(1, min(map(len, own_cores)))
+    if jax.distributed.is_initialized():  # for an earlier run of the same processes
+        return fewest
     if not seen[1]:
         _cache_for_all_processes()
     # Its own heartbeat ends in an abort that names nobody: ours comes first.
@@ -90,7 +94,7 @@ def _span(hosts: Hosts) -> int:
         heartbeat_timeout_seconds=int(hosts.heartbeat) + 10,
         shutdown_timeout_seconds=30,
     )
-    return max(1, min(map(len, own_cores)))
+    return fewest
 
 
 def _cache_for_all_processes() -> None:

@@ -66,9 +66,9 @@ class Checkpoints:
         except OSError as error:
             message = f"cannot save checkpoints in {self.directory}: {reason(error)}"
             raise RunError(message, INPUT_OUTPUT_ERROR) from error
-        if self.hosts.leader:  # before the others, for whom `_is_shared` waits, can write anything
+        if self.hosts.leader:  # before the others, for whom `is_shared` waits, can write anything
             array_folder.remove_leftovers(self.directory)
-        self.folder_is_shared = _is_shared(self.directory, self.hosts)
+        self.folder_is_shared = is_shared(self.directory, self.hosts)
         if not self.folder_is_shared and not self.hosts.leader:
             array_folder.remove_leftovers(self.directory)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -186,7 +186,11 @@ def kept(scores: dict[int, float | None], keep: int) -> set[int]:
 
 
 def restore(
-    directory: Path, target: PyTree, warn: Callable[[str], None], best: bool = False
+    directory: Path,
+    target: PyTree,
+    warn: Callable[[str], None],
+    best: bool = False,
+    hosts: Hosts = Hosts(),  # noqa: B008  of one process, which holds nothing
 ) -> Found | None:
     """The newest whole checkpoint in ``directory``, or the ``best`` one, which is the newest where
     none has a score; ``None`` if there is no checkpoint at all.
@@ -194,9 +198,9 @@ def restore(
     Changes nothing on the disk, and may run while another process trains there. ``target`` is
     a tree of arrays or `jax.ShapeDtypeStruct`. A damaged checkpoint is named through ``warn``
     and the next one taken. Raises `RunError` if all are damaged, or if a whole one is not
-    like ``target``.
+    like ``target``. Several processes, ``hosts``, that call this together all get the same, whole.
     """
-    return _search(Path(directory).absolute(), target, warn, best, Hosts())[0]
+    return _search(Path(directory).absolute(), target, warn, best, hosts)[0]
 
 
 # --- finding --------------------------------------------------------------------------------
@@ -277,8 +281,8 @@ def _delete_parts(directory: Path, keep: Collection[int]) -> None:
             array_folder.delete(path)
 
 
-def _is_shared(directory: Path, hosts: Hosts) -> bool:
-    """Do all processes see the same folder?"""
+def is_shared(directory: Path, hosts: Hosts) -> bool:
+    """Do all processes see the same folder, which process 0 has made?"""
     if not hosts.several:
         return True
     probe = directory / f".seen-by-all-{hosts.gather('nonce', os.urandom(8).hex())[0]}"

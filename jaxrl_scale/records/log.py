@@ -38,6 +38,7 @@ class Log:
     are kept in all places; after an interrupt nobody waits for wandb.
 
     Args:
+      advice: says how the run goes on after it was stopped; default: by ``--resume``.
       on_row: the user's function, which process 0 calls with a copy of each row.
     """
 
@@ -47,13 +48,14 @@ class Log:
         run: RunDirectory,
         hosts: Hosts,
         clock: Clock,
+        advice: str = "",
         on_row: Callable[[Row], object] | None = None,
     ):
         self.iteration = 0
         self.is_evaluated = False  # in this iteration
         self.returns: dict[str, np.ndarray] | None = None  # [P, episodes] of that evaluation
         self._config, self._run, self._hosts, self._clock = config, run, hosts, clock
-        self._on_row = on_row
+        self._advice, self._on_row = advice, on_row
         self._progress = Progress(config.num_seeds)
         self._metrics: dict[str, np.ndarray] = {}
         self._writer: RowWriter | None = None
@@ -61,8 +63,8 @@ class Log:
         self._terminal = Terminal(config, None if hosts.leader else self._nowhere)
 
     def __enter__(self) -> Log:
-        advice = f"; continue with --resume {shlex.quote(short(self._run.path))}"
-        self._hosts.prepare_end(advice, self._terminal.close)
+        advice = self._advice or f"continue with --resume {shlex.quote(short(self._run.path))}"
+        self._hosts.prepare_end(f"; {advice}", self._terminal.close)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
@@ -232,10 +234,10 @@ class Log:
         if status == "stopped" and not stopped_by:
             self.say(f"saved at iteration {self.iteration} of {self._config.num_iterations}")
         elif status == "stopped":
+            resume = f"python -m jaxrl_scale.train --resume {shlex.quote(str(self._run.path))}"
             self.say(
                 f"stopped by {stopped_by} and saved at iteration {self.iteration} of "
-                f"{self._config.num_iterations}; continue with: "
-                f"python -m jaxrl_scale.train --resume {shlex.quote(str(self._run.path))}"
+                f"{self._config.num_iterations}; {self._advice or f'continue with: {resume}'}"
             )
         if status == "failed":
             self._terminal.close()

@@ -80,6 +80,21 @@ def assemble(folders: Sequence[tuple[Path, str]], target: PyTree, parts: PyTree)
     return jax.tree.unflatten(jax.tree.structure(target), [arrays[name] for name in wanted])
 
 
+def cut(whole: PyTree, parts: PyTree) -> PyTree:
+    """Of a tree of whole arrays the part that a process holds of each.
+
+    Args:
+      parts: the same tree with a `Part` for each array; ``None`` if all are held whole.
+    """
+    if parts is None:
+        return whole
+
+    def held(x: np.ndarray, part: Part) -> np.ndarray:
+        return x[tuple(slice(span.start, span.stop) for span in part.spans)]
+
+    return jax.tree.map(held, whole, parts)
+
+
 def check_fits(path: Path, descriptions: dict[str, Any], target: PyTree) -> None:
     """Raise `RunError` if the checkpoint in ``path`` holds other arrays than ``target``."""
     there = {name: _type(x["shape"], x["dtype"]) for name, x in descriptions.items()}

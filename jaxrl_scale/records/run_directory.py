@@ -20,11 +20,12 @@ import fcntl
 import json
 import math
 import os
+import secrets
 import shlex
 import socket
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -229,6 +230,19 @@ def read_json(path: Path) -> dict[str, Any] | None:
 def write_json(path: Path, data: Any) -> None:
     """Write a JSON file whole or not at all, without NaN."""
     replace_file(path, json.dumps(plain(data), indent=2, allow_nan=False).encode() + b"\n")
+
+
+def write_json_once(path: Path, data: Any) -> None:
+    """As `write_json`, unless the file exists: of several processes that do this at the same time,
+    one writes it."""
+    own = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    write_json(own, data)
+    with io_errors(path):
+        try:
+            with suppress(FileExistsError):
+                os.link(own, path)
+        finally:
+            own.unlink()
 
 
 def replace_file(path: Path, data: bytes) -> None:

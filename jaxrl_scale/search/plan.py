@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jaxrl_scale import envs
-from jaxrl_scale.config import Config, check, command_line
+from jaxrl_scale.config import Config, check, command_line, files
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.loop.make import make_runner
 from jaxrl_scale.loop.prepare import copies, jax_settings_restored, num_bytes
@@ -34,6 +34,40 @@ class Chunk:
     def named(self) -> list[tuple[int, int]]:
         """Setting and seed of each agent, ``[P]``."""
         return list(zip(self.settings, self.agents.seeds.tolist(), strict=True))
+
+    def to_json(self) -> dict[str, Any]:
+        """As data for JSON, for other processes."""
+        seeds, options = self.agents
+        return {
+            **{"name": self.name, "until": self.until, "settings": self.settings},
+            "config": files.to_json(self.config),
+            "seeds": seeds.tolist(),
+            "options": [x.tolist() for x in jax.tree.leaves(options)],
+        }
+
+    @staticmethod
+    def from_json(told: dict[str, Any]) -> Chunk:
+        """The inverse of `to_json`."""
+        config = files.from_json(told["config"])
+        options = [np.asarray(x, np.float32) for x in told["options"]]
+        agents = Agents(
+            np.asarray(told["seeds"], np.uint32),
+            jax.tree.unflatten(jax.tree.structure(config.algo), options),
+        )
+        return Chunk(told["name"], config, tuple(told["settings"]), agents, told["until"])
+
+
+class Start(NamedTuple):
+    """What the agents of a chunk go on from."""
+
+    chunks: Sequence[Chunk]  # which have stopped
+    parents: Sequence[tuple[int, int]] | None = None
+    """For each agent the one that it goes on from, by `Chunk.named`; None: from itself."""
+
+    def of(self, chunk: Chunk) -> Start:
+        """What of it this chunk goes on from."""
+        parents = list(self.parents or chunk.named())
+        return Start([one for one in self.chunks if {*one.named()} & {*parents}], parents)
 
 
 def configs_of(base: Config, settings: Sequence[Setting]) -> list[Config]:

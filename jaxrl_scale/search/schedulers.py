@@ -6,24 +6,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
 from jaxrl_scale.config import Config
-from jaxrl_scale.errors import RunError
-from jaxrl_scale.loop.state import State
-from jaxrl_scale.records.checkpoint import restore
 from jaxrl_scale.records.past_run import read_object
-from jaxrl_scale.records.run_directory import short, write_json
+from jaxrl_scale.records.run_directory import write_json
 from jaxrl_scale.search import model, population, results, rungs, space
-from jaxrl_scale.search.plan import Chunk, Plan, abstract_state, chunk_of, configs_of
+from jaxrl_scale.search.plan import Chunk, Plan, Start, chunk_of, configs_of
 from jaxrl_scale.search.results import Outcome
 from jaxrl_scale.search.space import Range, Setting
 
-Start = Callable[[Chunk], tuple[int, State]]
-"""Gives the iteration and the state that a chunk begins with."""
-
-TrainAll = Callable[[Sequence[Chunk], Path, Start | None], bool]
+TrainAll = Callable[[Sequence[Chunk], Start | None], bool]
 """Trains chunks, each in a run directory of its own; False where a signal stopped one."""
 
 
@@ -33,36 +26,6 @@ class Trained(NamedTuple):
     found: list[Outcome]  # of all agents
     settings: list[Setting]  # that the outcomes name, those at the end of the run
     histories: list[list[Setting]]  # of each of these: what it was from round to round
-
-
-def carried_over(
-    chunk: Chunk,
-    before: Sequence[Chunk],
-    folder: Path,
-    parents: Sequence[tuple[int, int]] | None = None,
-) -> tuple[int, State]:
-    """The iteration at which the chunks ``before`` stopped, and a state as a checkpoint holds it in
-    which the agents of ``chunk`` go on from there, with their own seeds and options.
-
-    Args:
-      parents: for each agent the one that it goes on from, by `Chunk.named`; default: itself.
-    """
-    parents = parents or chunk.named()
-    iteration, states, places = 0, [], dict[tuple[int, int], int]()
-    for one in before:
-        if {*one.named()} & {*parents}:
-            checkpoints = folder / one.name / "checkpoints"
-            found = restore(checkpoints, abstract_state(one.config), print)
-            if found is None or found[0] != one.until:
-                raise RunError(f"{short(checkpoints)} has no checkpoint {one.until}")
-            iteration, state, _ = found
-            states.append(state)
-            places |= {agent: len(places) + k for k, agent in enumerate(one.named())}
-    index = np.array([places[agent] for agent in parents])
-    state = jax.tree.map(lambda *x: np.concatenate(x)[index], *states)
-    algo = state.shared.algo._replace(options=chunk.agents.options)
-    shared = state.shared._replace(seed=chunk.agents.seeds, algo=algo)
-    return iteration, state._replace(shared=shared)
 
 
 # --- successive halving -----------------------------------------------------------------------
@@ -88,12 +51,9 @@ def train_rungs(
     last = len(plan.stops[0]) - 1
     before, found = list[Chunk](), list[Outcome]()
 
-    def start(chunk: Chunk) -> tuple[int, State]:
-        return carried_over(chunk, before, folder)
-
     for rung in range(last + 1):
         chunks = plan.chunks(rung, parts)
-        if not train_all(chunks, folder, start if rung else None):
+        if not train_all(chunks, Start(before) if rung else None):
             return None
         now = results.outcomes(chunks, folder, rung)
         found = results.going_on(found, now)
@@ -163,7 +123,7 @@ def train_batches(
         chunks = [
             chunk_of(f"batch{k}-chunk{j}", configs, part, seeds) for j, part in enumerate(parts)
         ]
-        if not train_all(chunks, folder, None):
+        if not train_all(chunks, None):
             return None
         found += results.outcomes(chunks, folder)
     return Trained(found, settings, [[setting] for setting in settings])
@@ -192,19 +152,14 @@ def train_population(
     """
     last, everyone = base.num_iterations, list(range(len(settings)))
     stops = [*range(every, last, every), last]
-    parents, found, before = everyone, list[Outcome](), list[Chunk]()
+    parents, found, start = everyone, list[Outcome](), None
     histories = [[setting] for setting in settings]
-
-    def start(chunk: Chunk) -> tuple[int, State]:
-        agents = before[0].named()
-        return carried_over(chunk, before, folder, [agents[k] for k in parents])
-
     for k, until in enumerate(stops):
         seeds = range(base.seed, base.seed + 1)
         chunk = chunk_of(f"round{k}", configs_of(base, settings), everyone, seeds, until)
         chunk = population.seeded(chunk)
         print(f"round {k + 1} of {len(stops)}", flush=True)
-        if not train_all([chunk], folder, start if k else None):
+        if not train_all([chunk], start):
             return None
         now = results.outcomes([chunk], folder)
         found = results.going_on(population.inherited(found, parents) if k else [], now)
@@ -222,7 +177,8 @@ def train_population(
                 for parent, setting in zip(parents, settings, strict=True)
             ]
             write_json(folder / f"round{k + 1}.json", {"parents": parents, "settings": settings})
-            before = [chunk]
+            agents = chunk.named()
+            start = Start([chunk], [agents[parent] for parent in parents])
     return Trained(found, list(settings), histories)
 
 
@@ -237,17 +193,13 @@ def train_history(
 ) -> list[Outcome] | None:
     """Train agents with settings that follow each other, each for so many iterations and the last
     one to the end. Returns their outcomes; None where a signal stopped them."""
-    before, found = list[Chunk](), list[Outcome]()
-
-    def start(chunk: Chunk) -> tuple[int, State]:
-        return carried_over(chunk, before, folder)
-
+    start, found = None, list[Outcome]()
     for k, setting in enumerate(history, 1):
         whole = f"{name}-round{k - 1}" if len(history) > 1 else name
         until = k * every if k < len(history) else None
         chunk = chunk_of(whole, configs_of(base, [setting]), [0], seeds, until)
-        if not train_all([chunk], folder, start if before else None):
+        if not train_all([chunk], start):
             return None
         found = results.going_on(found, results.outcomes([chunk], folder))
-        before = [chunk]
+        start = Start([chunk])
     return found
