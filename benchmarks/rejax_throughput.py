@@ -21,6 +21,9 @@ three), `best` the fastest of them; `steps` and `seconds` are totals over all.
 `compile_seconds` is tracing and compiling of the initialisation and of the loop
 together.
 
+With ``--agents N`` so many agents with seeds of their own train side by side, by `jax.vmap` over
+their states, as Rejax's README does it.
+
 The model is two separate networks of 64-64 tanh units, float32, Adam, gradients
 clipped at 0.5. Rejax clips element by element, not by global norm. JAX uses every
 core the process may run on; restrict it from outside (`taskset -c 0,1 ...`).
@@ -37,11 +40,12 @@ import rejax
 CONFIGS = {
     "b": {"num_envs": 64, "num_steps": 128, "num_minibatches": 4, "num_epochs": 4},
     "c": {"num_envs": 1024, "num_steps": 32, "num_minibatches": 4, "num_epochs": 2},
+    "d": {"num_envs": 8, "num_steps": 128, "num_minibatches": 4, "num_epochs": 4},
 }
-CHUNK = 131_072  # steps in one timed call: 16 iterations of b, 4 of c
+CHUNK = 131_072  # steps in one timed call: 16 iterations of b, 4 of c, of all agents together
 
 
-def make_algorithm(env: str, config: str):
+def make_algorithm(env: str, config: str, steps: int):
     algorithm = rejax.get_algo("ppo").create(
         env=env,
         agent_kwargs={"hidden_layer_sizes": (64, 64), "activation": "tanh"},
@@ -54,18 +58,20 @@ def make_algorithm(env: str, config: str):
         max_grad_norm=0.5,
         normalize_observations=False,
         normalize_rewards=False,
-        total_timesteps=CHUNK,
-        eval_freq=CHUNK,
+        total_timesteps=steps,
+        eval_freq=steps,
         skip_initial_evaluation=True,
         **CONFIGS[config],
     )
-    assert CHUNK % algorithm.iteration_size == 0
+    assert steps % algorithm.iteration_size == 0
     # The default callback plays 128 whole episodes after every eval_freq steps.
     return algorithm.replace(eval_callback=lambda algo, ts, rng: ())
 
 
-def measure(env: str, config: str, seconds: float, seed: int) -> dict:
-    algorithm = make_algorithm(env, config)
+def measure(env: str, config: str, seconds: float, seed: int, agents: int) -> dict:
+    size = CONFIGS[config]
+    steps = max(CHUNK // agents, size["num_envs"] * size["num_steps"])  # of each agent
+    algorithm = make_algorithm(env, config, steps)
 
     # Ahead of time, because plain jit would compile again inside the timing: each
     # trace of init_state defines a new state class, and the initial state holds
@@ -73,13 +79,13 @@ def measure(env: str, config: str, seconds: float, seed: int) -> dict:
     def train(state):
         return algorithm.train(train_state=state)[0]
 
-    key = jax.random.key(seed)
+    key = jax.random.split(jax.random.key(seed), agents)
     start = time.perf_counter()
-    initialise = jax.jit(algorithm.init_state).lower(key).compile()
+    initialise = jax.jit(jax.vmap(algorithm.init_state)).lower(key).compile()
     compile_seconds = time.perf_counter() - start
     state = jax.block_until_ready(initialise(key))
     start = time.perf_counter()
-    train = jax.jit(train).lower(state).compile()
+    train = jax.jit(jax.vmap(train)).lower(state).compile()
     compile_seconds += time.perf_counter() - start
 
     state = jax.block_until_ready(train(state))
@@ -89,18 +95,18 @@ def measure(env: str, config: str, seconds: float, seed: int) -> dict:
         state = jax.block_until_ready(train(state))
         durations.append(time.perf_counter() - start)
     # Rejax counts steps in int32; compare modulo 2**32.
-    trained = CHUNK * (len(durations) + 1)
-    assert (int(state.global_step) - trained) % 2**32 == 0
+    trained = steps * (len(durations) + 1)
+    assert (int(state.global_step[0]) - trained) % 2**32 == 0
     return {
         "env": env,
         "config": config,
-        "steps_per_second": round(statistics.median(CHUNK / d for d in durations)),
+        "steps_per_second": round(statistics.median(agents * steps / d for d in durations)),
         "seconds": round(sum(durations), 3),
-        "steps": CHUNK * len(durations),
+        "steps": agents * steps * len(durations),
         "compile_seconds": round(compile_seconds, 2),
         "jax": jax.__version__,
         "repetitions": len(durations),
-        "best": round(CHUNK / min(durations)),
+        "best": round(agents * steps / min(durations)),
         "platform": jax.default_backend(),
     }
 
@@ -113,8 +119,9 @@ def main() -> None:
     parser.add_argument("--config", choices=sorted(CONFIGS), required=True)
     parser.add_argument("--seconds", type=float, default=10.0, help="time to measure for")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--agents", type=int, default=1, help="that train side by side")
     args = parser.parse_args()
-    print(json.dumps(measure(args.env, args.config, args.seconds, args.seed)))
+    print(json.dumps(measure(args.env, args.config, args.seconds, args.seed, args.agents)))
 
 
 if __name__ == "__main__":
