@@ -54,6 +54,7 @@ CASES = {
     "resnet": Case("ppo", {}, images(9, WIDE), {"network": "impala_resnet"}),
     "impoola": Case("impala", {}, images(8, WIDE), {"network": "impoola"}),
     "own": Case("ppo", {}, VECTOR, {"network": "test_export:Attentive"}),
+    "own for images": Case("a2c", {}, images(6, WIDE), {"network": "test_export:Strided"}),
 }
 FORMS = ("numpy", "stablehlo", "onnx")
 
@@ -66,7 +67,19 @@ class Attentive(nn.Module):
     @nn.compact
     def __call__(self, obs):
         weight = nn.softmax(nn.Dense(8)(obs))
-        x = jnp.concatenate([weight * nn.relu(nn.Dense(8)(obs)), jnp.abs(obs) ** 2], -1)
+        context = self.param("context", nn.initializers.ones, (3,))
+        context = jnp.broadcast_to(context, (*obs.shape[:-1], 3))
+        x = [weight * nn.relu(nn.Dense(8)(obs)), context, jnp.abs(obs) ** 2]
+        x = jnp.concatenate(x, -1)
+        return nn.Dense(self.policy_size)(x), nn.Dense(1)(x)[..., 0]
+
+
+class Strided(Attentive):
+    """One whose convolution has edges that are not alike."""
+
+    @nn.compact
+    def __call__(self, obs):
+        x = nn.relu(nn.Conv(4, (3, 3), strides=(2, 2))(obs / 255.0)).mean((-3, -2))
         return nn.Dense(self.policy_size)(x), nn.Dense(1)(x)[..., 0]
 
 

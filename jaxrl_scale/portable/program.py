@@ -220,7 +220,10 @@ class _Reader:
         values |= dict(zip(jaxpr.invars, arguments, strict=True))
 
         def value(atom: Any) -> Value:
-            return _constant(atom.val) if isinstance(atom, core.Literal) else values[atom]
+            if isinstance(atom, core.Literal):
+                aval: Any = atom.aval  # a plain number of Python's has a dtype of JAX's
+                return _constant(np.asarray(atom.val, aval.dtype))
+            return values[atom]
 
         for eqn in _live(jaxpr):
             found = self._results(eqn, [value(atom) for atom in eqn.invars])
