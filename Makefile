@@ -54,16 +54,16 @@ help: ## list these commands
 	@echo
 	@echo 'CONFIG=configs/acrobot.py   what to train'
 	@echo 'ARGS="--seed 3"             handed on to the command (train, pytest)'
-	@echo 'EXTRA=cuda                  installs this extra too: cuda, envpool, search'
+	@echo 'EXTRA=cuda                  installs this extra too: cuda, envpool, onnx, search'
 	@echo 'PYTHON=python3.12           the interpreter that .venv is made with'
 
 train: $(stamp) ## train CONFIG; installs what it needs the first time
 	@.venv/bin/python -m jaxrl_scale.train --config $(CONFIG) $(ARGS)
 
 # The tests of EnvPool run real Procgen and Atari; where it has no wheel, pyproject.toml leaves it out.
-# Those of a sweep run real Optuna and read real Parquet.
+# Those of a sweep run real Optuna and read real Parquet, those of an export ONNX's runtime.
 test: $(stamp) ## lint, then run the tests
-	@$(MAKE) --no-print-directory --jobs=2 lint .venv/.locked+envpool,search
+	@$(MAKE) --no-print-directory --jobs=2 lint .venv/.locked+envpool,onnx,search
 	@.venv/bin/python -m pytest --numprocesses=3 --dist=loadfile --no-loadscope-reorder --durations=10 $(ARGS)
 
 lint: $(stamp) ## ruff and mypy
@@ -72,7 +72,7 @@ lint: $(stamp) ## ruff and mypy
 	  { echo 'make: these files need .venv/bin/ruff format' >&2; .venv/bin/python -m ruff format --check . >&2; exit 1; }
 	@.venv/bin/python -m mypy --no-error-summary
 
-test-slow: $(stamp) .venv/.locked+envpool,search ## run the tests that take minutes
+test-slow: $(stamp) .venv/.locked+envpool,onnx,search ## run the tests that take minutes
 	@.venv/bin/python -m pytest -m slow $(ARGS)
 
 install: $(stamp) ## only make .venv

@@ -16,6 +16,7 @@ from jaxrl_scale.errors import RunError, nearest, one_line
 COMMANDS = {
     "train": "train agents, or go on with a run that was stopped",
     "evaluate": "play episodes with the agents of a run, and film them",
+    "export": "write a policy as NumPy, StableHLO or ONNX, to run without this package",
     "runs": "list runs: how they differ, what they reached, how far they are",
     "report": "write a page with the curves and results of one run or several",
     "sweep": "search good settings among many agents in one program",

@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 from jaxrl_scale import commands, envs
 from jaxrl_scale.config import Config, Launch, command_line, files
 from jaxrl_scale.errors import FINISHED, RunError
-from jaxrl_scale.loop import protocol
+from jaxrl_scale.loop import origin, protocol
 from jaxrl_scale.loop.agent import Agent, load
 from jaxrl_scale.loop.make import make_runner
+from jaxrl_scale.loop.origin import Origin
 from jaxrl_scale.loop.prepare import checked, compiled_meanwhile, jax_settings_restored, settings
 from jaxrl_scale.loop.state import Agents
 from jaxrl_scale.loop.stop import StopRequest
@@ -133,9 +134,12 @@ def train_among(
     if run is None:
         placement = backend.initialize(config, hosts)  # before the environment runs
         env = envs.make(config.env, **config.env_kwargs)
-        runner = make_runner(config, env, placement, agents)
+        begun = Origin(agents, {})
+        if stretch.start is None:
+            begun = origin.find(config, env.spec, agents, resume, hosts)
+        runner = make_runner(config, env, placement, begun.agents)
         runner.check_memory()
-        run = loop(config, runner, hosts, clock, name, resume, stretch, on_row)
+        run = loop(config, runner, hosts, clock, name, resume, stretch, on_row, begun)
     return run
 
 
@@ -148,6 +152,7 @@ def loop(
     resume: str | Path | None = None,
     stretch: Stretch = Stretch(),  # noqa: B008  immutable
     on_row: Callable[[Row], object] | None = None,
+    begun: Origin = Origin(None, {}),  # noqa: B008  immutable
 ) -> Run:
     """Step, log, evaluate and save until the last iteration, or until a signal stops the run.
 
@@ -174,7 +179,8 @@ def loop(
             found = start[0], pieces.cut(start[1], runner.parts()), {}
         iteration, saved_state, counts = found or (0, None, {})
         log.restore(iteration, counts)
-        log.start(runner.describe(), runner.facts(), bool(resume), [checkpoints.warning])
+        facts = runner.facts() | ({"init_from": begun.record} if begun.record else {})
+        log.start(runner.describe(), facts, bool(resume), [checkpoints.warning, begun.note])
         wait_for_compiler()
         log.compiled()
         state = runner.place(saved_state, log.say) if saved_state is not None else runner.init()

@@ -271,9 +271,10 @@ class Algorithm(NamedTuple):
     ``Metrics`` are scalars, float32 or int32, equal on all devices; anything else is an error.
     """
 
-    init_shared: Callable[[Key, PyTree], PyTree]
-    """``(key, options) -> Shared``; ``options`` are the algorithm's with traced numbers
-    (`jaxrl_scale.options.traced`), which may differ from agent to agent"""
+    init_shared: Callable[..., PyTree]
+    """``(key, options, weights=None) -> Shared``; ``options`` are the algorithm's with traced
+    numbers (`jaxrl_scale.options.traced`), which may differ from agent to agent; ``weights`` are
+    what the policy begins with (`jaxrl_scale.learning.networks.Weights`), None: random ones"""
     init_local: Callable[[Key, Array], PyTree]
     """``(key, shard_index) -> Local``, for one shard"""
     init_carry: Callable[[int], PyTree]

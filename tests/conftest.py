@@ -63,7 +63,7 @@ QUICKLY = {
     f"test_{what}"
     for what in (
         *("ppo", "a2c", "impala", "pqn", "dqn", "apex", "q_learning"),
-        *("rollout", "randomness", "check_env"),
+        *("rollout", "randomness", "check_env", "export"),
     )
 }
 """Modules that hold equations against slow twins, within rounding: there, XLA takes longer to

@@ -1,6 +1,7 @@
 """What several tests share: a small run without files, on chosen devices."""
 
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
@@ -8,10 +9,12 @@ import numpy as np
 
 from jaxrl_scale import algos, envs
 from jaxrl_scale.algos import ppo
-from jaxrl_scale.config import Config, check
+from jaxrl_scale.config import Config, check, files
 from jaxrl_scale.loop.make import make_runner
 from jaxrl_scale.options import traced
 from jaxrl_scale.parallel import backend
+from jaxrl_scale.records.checkpoint import Checkpoints
+from jaxrl_scale.records.progress import Progress
 from jaxrl_scale.types import Time
 
 AS_USERS = {"xla_cpu_use_fusion_emitters": True}
@@ -62,6 +65,21 @@ def shared_runner(config):
     key = repr(config), jax.config.read("jax_disable_most_optimizations")
     shared[key] = shared.get(key) or runner_of(config)
     return shared[key]
+
+
+def begun(path, config, failed=()):
+    """The directory of a run that has saved its state before the first iteration. Nothing is
+    trained. Returns the state, canonical."""
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(files.to_json(config)))
+    placement = backend.place(config.replace(devices=1), jax.local_devices())
+    runner = make_runner(config, envs.make(config.env, **config.env_kwargs), placement)
+    state = runner.fetch(runner.init())
+    meta = {"progress": Progress(config.num_seeds).to_json() | {"failed": list(failed)}}
+    saved = Checkpoints(path / "checkpoints", 1)
+    saved.save(0, state, meta)
+    saved.close()
+    return state
 
 
 def run(config, env=None, iterations=None, algo=None, monkeypatch=None, state=None):

@@ -165,7 +165,8 @@ def other(config, name):
         return {"wandb": "disabled"}.get(name, value + "other")
     if isinstance(value, int):
         return value + 1
-    return {"target_return": 1.0, "num_threads": 1, "iterations": 3, "run_dir": "there"}[name]
+    paths = dict.fromkeys(("init_from", "run_dir"), "there")
+    return ({"target_return": 1.0, "num_threads": 1, "iterations": 3} | paths)[name]
 
 
 def lowered(config):

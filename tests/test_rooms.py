@@ -11,8 +11,8 @@ PACKAGE = Path(jaxrl_scale.__file__).parent
 FLOORS = (
     {"__main__"},
     {"compare", "sweep"},
-    {"train", "evaluate", "report", "runs", "scaling", "search"},
-    {"loop", "figures"},
+    {"train", "evaluate", "export", "report", "runs", "scaling", "search"},
+    {"loop", "figures", "portable"},
     {"records"},
     {"parallel"},
     {"config"},

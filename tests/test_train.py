@@ -280,6 +280,50 @@ def test_a_state_that_does_not_fit_into_the_memory_is_refused(world, path):
     assert not path.exists()
 
 
+# --- a run that begins from another one -------------------------------------------------------
+
+
+def test_a_run_that_begins_from_another_is_the_same_on_two_processes_and_when_resumed(
+    world, path, reference
+):
+    other = world.folder / "other"
+    shutil.copytree(reference[0], other)
+    more = ["--init_from", other, "--iterations", 6, "--checkpoint_every", 3, "--seed", 5]
+    done = world.train_well(path, *more)
+    assert f"begins from the policy of {other.name} at iteration 24" in done.out
+    (start,) = json.loads((path / "run.json").read_text())["starts"]
+    assert start["init_from"]["run_dir"] == str(other)
+    assert start["init_from"]["iteration"] == 24
+    new, *_, trained = (row["entropy"] for row in rows(other))
+    assert abs(rows(path)[0]["entropy"] - trained) < abs(rows(path)[0]["entropy"] - new) / 2
+
+    two = world.folder / "begun by two"
+    for one in world.run_ranks(2, *world.small(two), *more).values():
+        well(one)
+    assert_same_run(two, path)
+
+    # Killed before its first checkpoint it begins from there once more.
+    (path / "summary.json").unlink()
+    again = world.folder / "begun again"
+    shutil.copytree(path, again)
+    shutil.rmtree(again / "checkpoints")
+    world.resume_well(again)
+    assert_same_run(again, two)
+
+    # After it, nothing of the other run is needed.
+    shutil.rmtree(other)
+    shutil.rmtree(path / "checkpoints" / "6")
+    world.resume_well(path)
+    assert_same_run(path, two)
+
+    # Where there is nothing to begin from, nothing is made.
+    done = world.train(world.folder / "never", *more)
+    assert (done.status, done.out) == (MISTAKE, "")
+    assert done.err.startswith(f"error: run directory {other} does not exist")
+    assert done.err.count("\n") == 1
+    assert not (world.folder / "never").exists()
+
+
 # --- kills ----------------------------------------------------------------------------------
 
 

@@ -188,7 +188,9 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         return shared, local._replace(store=store._replace(priorities=priorities)), metrics
 
     return Algorithm(
-        init_shared=lambda key, options: q_learning.init(network, spec, key, options, options.lag),
+        init_shared=lambda key, options, weights=None: q_learning.init(
+            network, spec, key, options, weights, options.lag
+        ),
         init_local=init_local,
         init_carry=lambda num_envs: (),
         actor=actor,

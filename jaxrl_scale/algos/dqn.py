@@ -135,7 +135,9 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         return q_learning.advance(pool, shared, moved, updates, rollout), ring, metrics
 
     return Algorithm(
-        init_shared=lambda key, options: q_learning.init(network, spec, key, options),
+        init_shared=lambda key, options, weights=None: q_learning.init(
+            network, spec, key, options, weights
+        ),
         init_local=lambda key, shard_index: replay.init(spec, num_rows),
         init_carry=lambda num_envs: (),
         actor=actor,

@@ -89,10 +89,11 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
     """PQN for one environment, on whatever shards ``pool`` stands for."""
     network = networks.make_q(config, spec, layer_norm=config.algo.layer_norm)
 
-    def init_shared(key: Key, options: Config) -> Shared:
-        params = network.init(key)
+    def init_shared(key: Key, options: Config, weights: networks.Weights | None = None) -> Shared:
+        params, observation = networks.begin(
+            network, spec, key, options.normalize_observations, weights
+        )
         optimizer = optim.make(options).init(params)
-        observation = normalize.init(options.normalize_observations, spec.observation_shape)
         discounted = normalize.init(options.scale_rewards)
         return Shared(options, params, optimizer, observation, discounted)
 

@@ -36,10 +36,19 @@ class Actor(NamedTuple):
     final_epsilon: Array | float  # [] of an agent that is evaluated
 
 
-def init(network: networks.QNetwork, spec: EnvSpec, key: Key, options: Any, lag: int = 0) -> Shared:
-    """The state before the first iteration; the target network begins as a copy."""
-    params = network.init(key)
-    observation = normalize.init(options.normalize_observations, spec.observation_shape)
+def init(
+    network: networks.QNetwork,
+    spec: EnvSpec,
+    key: Key,
+    options: Any,
+    weights: Weights | None,
+    lag: int = 0,
+) -> Shared:
+    """The state before the first iteration, with the ``weights`` or random ones; the target network
+    begins as a copy."""
+    params, observation = networks.begin(
+        network, spec, key, options.normalize_observations, weights
+    )
     return Shared(
         options=options,
         params=params,

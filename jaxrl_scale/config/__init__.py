@@ -108,6 +108,12 @@ class Config:
         1_000_000, "environment steps per agent, rounded up to whole iterations", low=1
     )
     iterations: int | None = option(None, "number of iterations; overrides total_steps", low=1)
+    init_from: str | None = option(
+        None,
+        "run directory of another run, whose newest checkpoint gives the policy to begin from: "
+        "parameters, and statistics of observations; optimizer, counters and replay begin afresh. "
+        "If that run has one agent, all agents begin from it, otherwise agent k from its agent k",
+    )
     restart_every: int = option(
         100,
         "iterations after which environments on the host are made anew, since their state cannot "

@@ -64,6 +64,20 @@ class Weights(NamedTuple):
     observation: normalize.Statistics | None
 
 
+def begin(
+    network: Network | QNetwork | RecurrentNetwork,
+    spec: EnvSpec,
+    key: Key,
+    normalized: bool,
+    given: Weights | None,
+) -> Weights:
+    """What a policy begins with: the weights ``given``, or random parameters, and statistics of
+    nothing where observations are ``normalized``."""
+    if given is not None:
+        return given
+    return Weights(network.init(key), normalize.init(normalized, spec.observation_shape))
+
+
 class QNetwork(NamedTuple):
     """The values of discrete actions."""
 

@@ -24,7 +24,7 @@ from jaxrl_scale.loop.prepare import check_memory, num_bytes
 from jaxrl_scale.loop.state import Agents, Packed, Shared, State, unpack
 from jaxrl_scale.parallel.machine import Memory, memory
 from jaxrl_scale.parallel.placement import Placement, on_host
-from jaxrl_scale.types import Algorithm, Array, HostEnvironment, Metrics, PyTree
+from jaxrl_scale.types import Algorithm, Array, HostEnvironment, Key, Metrics, PyTree
 
 
 class HostRunner:
@@ -67,8 +67,11 @@ class HostRunner:
 
     # --- one device's part of one agent -----------------------------------------------------
 
-    def _init_agent(self, seed: Array, numbers: PyTree) -> State:
-        return state.init_agent(self.config, self.algo, self.pool, lambda key: (), seed, numbers)
+    def _init_agent(self, seed: Array, numbers: PyTree, weights: PyTree = None) -> State:
+        def reset(key: Key) -> tuple[()]:
+            return ()  # the games are on the host
+
+        return state.init_agent(self.config, self.algo, self.pool, reset, seed, numbers, weights)
 
     def _act_agent(
         self, num_iterations: Array, turn: Array, before: State, obs: Array, is_first: Array

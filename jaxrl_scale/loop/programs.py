@@ -41,7 +41,7 @@ FORGOTTEN_AFTER = 14 * 24 * 3600
 
 NOT_COMPILED_IN = (
     *command_line.CHANGEABLE,
-    *("seed", "total_steps", "iterations", "run_dir"),
+    *("seed", "total_steps", "iterations", "init_from", "run_dir"),
     *("log_every", "eval_every", "checkpoint_every", "keep_checkpoints"),
 )
 """The options of a config that no program depends on."""

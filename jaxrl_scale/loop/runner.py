@@ -49,11 +49,11 @@ class Runner:
 
     # --- one device's part of one agent -----------------------------------------------------
 
-    def _init_agent(self, seed: Array, numbers: PyTree) -> State:
+    def _init_agent(self, seed: Array, numbers: PyTree, weights: PyTree = None) -> State:
         def reset(key: Key) -> rollout.Environments:
             return rollout.reset(self.env, key, self.config.envs_per_shard)
 
-        return state.init_agent(self.config, self.algo, self.pool, reset, seed, numbers)
+        return state.init_agent(self.config, self.algo, self.pool, reset, seed, numbers, weights)
 
     def _step_agent(self, num_iterations: Array, before: State) -> tuple[State, Packed]:
         shared, local = before

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -97,13 +97,18 @@ def init_agent(
     reset: Callable[[Key], PyTree],
     seed: Array,
     options: PyTree,
+    weights: PyTree = None,
 ) -> State:
     """An agent before its first iteration.
 
     Args:
       reset: ``key -> Local.envs``, of one shard.
       options: the algorithm's, with traced numbers.
+      weights: what its policy begins with; None: random weights.
     """
+    init_shared = algo.init_shared
+    if weights is not None:
+        init_shared = partial(init_shared, weights=weights)
     key_shared, key_envs, key_local = jax.random.split(agent_key(seed, INIT), 3)
 
     def init_shard(index: Array) -> Local:
@@ -113,7 +118,7 @@ def init_agent(
             algo=algo.init_local(jax.random.fold_in(key_local, index), index),
         )
 
-    shared = Shared(seed, jnp.zeros((), jnp.int32), algo.init_shared(key_shared, options))
+    shared = Shared(seed, jnp.zeros((), jnp.int32), init_shared(key_shared, options))
     return State(shared, pool.map(init_shard, pool.shard_index()))
 
 
@@ -154,6 +159,7 @@ class Agents(NamedTuple):
 
     seeds: np.ndarray  # [P] uint32
     options: PyTree  # the algorithm's, with an array [P] float32 for each number
+    weights: PyTree = None  # what their policies begin with, [P, ...]; None: random weights
 
 
 def agents(config: Config) -> Agents:
@@ -172,15 +178,13 @@ class Beginning:
     """The state before the first iteration, placed, of the agents of a run or of others: call it.
 
     Args:
-      init_agent: one device's part of an agent, from its seed and its options.
+      init_agent: one device's part of an agent, from its seed, its options and its weights.
     """
 
-    def __init__(
-        self, placement: Placement, init_agent: Callable[[Array, PyTree], State], agents: Agents
-    ):
+    def __init__(self, placement: Placement, init_agent: Callable[..., State], agents: Agents):
         self._placement, self._agents = placement, agents
         # One function object, which JAX traces once for its shapes and its program.
-        self._init = lambda seeds, numbers: placement.map_agents(init_agent, seeds, numbers)
+        self._init = lambda *agents: placement.map_agents(init_agent, *agents)
 
     def __call__(self, agents: Agents | None = None) -> State:
         placed: State = self.program(*self._place(agents or self._agents))

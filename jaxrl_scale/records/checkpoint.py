@@ -33,6 +33,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from jaxrl_scale.errors import INPUT_OUTPUT_ERROR, RunError
 from jaxrl_scale.parallel.hosts import Hosts
 from jaxrl_scale.records import array_folder, pieces
@@ -201,6 +203,39 @@ def restore(
     like ``target``. Several processes, ``hosts``, that call this together all get the same, whole.
     """
     return _search(Path(directory).absolute(), target, warn, best, hosts)[0]
+
+
+def restore_some(
+    directory: Path, wanted: Callable[[str], bool], warn: Callable[[str], None]
+) -> tuple[int, dict[str, Any], dict[str, Any]] | None:
+    """Of the newest whole checkpoint in ``directory`` the arrays whose names are ``wanted``,
+    whatever else is in it: its iteration, the arrays by their names, its meta. Otherwise as
+    `restore`."""
+    directory = Path(directory).absolute()
+    paths = _newest_first(directory)
+    for path in paths:
+        try:
+            record = array_folder.read_record(path)
+            target = {
+                name: jax.ShapeDtypeStruct(x["shape"], x["dtype"])
+                for name, x in record["arrays"].items()
+                if wanted(name)
+            }
+            arrays = pieces.assemble(_folders(path, record["ids"]), target, None)
+            return int(path.name), arrays, record["meta"]
+        except Damage as why:
+            if not path.exists():  # as in `_search`
+                return restore_some(directory, wanted, warn)
+            warn(f"checkpoint {path} is damaged and skipped: {why}")
+    if paths:
+        message = f"none of the {len(paths)} checkpoints in {directory} is whole"
+        raise RunError(message, INPUT_OUTPUT_ERROR)
+    return None
+
+
+def any_saved(directory: Path) -> bool:
+    """Whether there is a checkpoint, whole or damaged."""
+    return bool(_listed(directory))
 
 
 # --- finding --------------------------------------------------------------------------------

@@ -37,12 +37,11 @@ class Chunk:
 
     def to_json(self) -> dict[str, Any]:
         """As data for JSON, for other processes."""
-        seeds, options = self.agents
         return {
             **{"name": self.name, "until": self.until, "settings": self.settings},
             "config": files.to_json(self.config),
-            "seeds": seeds.tolist(),
-            "options": [x.tolist() for x in jax.tree.leaves(options)],
+            "seeds": self.agents.seeds.tolist(),
+            "options": [x.tolist() for x in jax.tree.leaves(self.agents.options)],
         }
 
     @staticmethod

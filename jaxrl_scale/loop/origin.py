@@ -1,0 +1,173 @@
+"""The policy of another run, from which a run begins: ``--init_from``.
+
+A run is then a function of its config, its seed and this policy, whose digest is recorded. Once the
+run has saved a checkpoint, it needs the other run no more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxrl_scale import algos
+from jaxrl_scale.config import Config, files
+from jaxrl_scale.errors import RunError
+from jaxrl_scale.learning import torsos
+from jaxrl_scale.learning.networks import Weights
+from jaxrl_scale.loop import state
+from jaxrl_scale.loop.state import Agents
+from jaxrl_scale.options import traced
+from jaxrl_scale.parallel.hosts import Hosts
+from jaxrl_scale.parallel.sums import local_pool
+from jaxrl_scale.records import checkpoint, run_directory
+from jaxrl_scale.types import EnvSpec
+
+
+class Origin(NamedTuple):
+    """From which policies the agents of a run begin."""
+
+    agents: Agents | None
+    """The agents, with the weights that they begin from; None: those of the config."""
+    record: dict[str, Any]
+    """For ``run.json``: the other run's directory, its iteration, and the digest of the arrays that
+    were taken; empty where there is no other run."""
+
+    @property
+    def note(self) -> str | None:
+        """A line for the user."""
+        if not self.record:
+            return None
+        path = run_directory.short(Path(self.record["run_dir"]))
+        return f"begins from the policy of {path} at iteration {self.record['iteration']}"
+
+
+def find(
+    config: Config, spec: EnvSpec, agents: Agents | None, resume: str | Path | None, hosts: Hosts
+) -> Origin:
+    """The policies that the run's ``init_from`` names, if it begins and has none saved yet.
+
+    Args:
+      resume: the directory of the run, if it was started before. Before its first checkpoint it
+        starts again from the same policies.
+
+    Raises:
+      RunError: there is no such run or checkpoint, its policies do not fit, or they are not those
+        that the run was started from.
+    """
+    if config.init_from is None:
+        return Origin(agents, {})
+    known = _known(resume) if hosts.leader else None
+    saved, before = hosts.gather("origin of the run", known)[0]
+    if saved:
+        return Origin(agents, {})
+    path = Path(before["run_dir"] if before else config.init_from).absolute()
+    agents = state.agents(config) if agents is None else agents
+    weights, record = _read(config, spec, path, len(agents.seeds))
+    if before and before["digest"] != record["digest"]:
+        raise RunError(
+            f"{path} has another policy than the one that this run began from: the newest "
+            f"checkpoint is of iteration {record['iteration']}, that one was of "
+            f"{before['iteration']}; start a new run"
+        )
+    if len({*hosts.gather("digest of the origin", record["digest"])}) > 1:
+        raise RunError(f"the processes of this run find different checkpoints in {path}")
+    return Origin(agents._replace(weights=weights), record)
+
+
+def _known(resume: str | Path | None) -> tuple[bool, dict[str, Any] | None]:
+    """Whether a run has saved a checkpoint, and what it recorded of its origin."""
+    if resume is None:
+        return False, None
+    record = run_directory.read_json(Path(resume) / "run.json") or {"starts": []}
+    found = [start["init_from"] for start in record["starts"] if start.get("init_from")]
+    return checkpoint.any_saved(Path(resume) / "checkpoints"), found[0] if found else None
+
+
+_TAKEN = "shared/algo/"
+
+
+def _read(
+    config: Config, spec: EnvSpec, path: Path, num_agents: int
+) -> tuple[Weights, dict[str, Any]]:
+    """The weights of so many agents, ``[P, ...]``, and what is to be recorded of them."""
+    what = f"init_from={run_directory.short(path)}"
+    other = files.read_json(path / "config.json")
+    found = checkpoint.restore_some(
+        path / "checkpoints",
+        lambda name: name.startswith((f"{_TAKEN}params/", f"{_TAKEN}observation/")),
+        lambda text: print(text, file=sys.stderr),
+    )
+    if found is None:
+        raise RunError(f"{what} has no checkpoint yet")
+    iteration, arrays, meta = found
+    arrays = {name.removeprefix(_TAKEN): x for name, x in arrays.items()}
+    wanted = _weights(config, spec)
+    named = {
+        jax.tree_util.keystr(leaf, simple=True, separator="/"): x
+        for leaf, x in jax.tree_util.tree_leaves_with_path(wanted)
+    }
+    _check_fit(what, config, other, spec, arrays, named)
+    there = len(next(iter(arrays.values())))
+    if there not in (1, num_agents):
+        counts = "1 agent" if num_agents == 1 else f"1 or {num_agents} agents"
+        raise RunError(
+            f"{what} has {there} agents and this run {num_agents}; it should have {counts}"
+        )
+    if failed := meta["progress"]["failed"]:
+        raise RunError(f"{what}: the loss of agent {failed[0]} is not finite there")
+    leaves = [np.broadcast_to(arrays[name], (num_agents, *x.shape)) for name, x in named.items()]
+    record = {"run_dir": str(path), "iteration": iteration, "digest": _digest(arrays)}
+    return jax.tree.unflatten(jax.tree.structure(wanted), leaves), record
+
+
+def _weights(config: Config, spec: EnvSpec) -> Weights:
+    """Shapes and dtypes of what an agent of this config begins with."""
+    algo = algos.get(config.algo.name).make(config, spec, local_pool(config.num_shards))
+    numbers = traced(config.algo)
+    shared: Any = jax.eval_shape(lambda: algo.init_shared(jax.random.key(0), numbers))
+    return Weights(shared.params, shared.observation)
+
+
+def _check_fit(
+    what: str,
+    config: Config,
+    other: Config,
+    spec: EnvSpec,
+    arrays: dict[str, np.ndarray],
+    wanted: dict[str, Any],
+) -> None:
+    """Raise a `RunError` unless the other run's arrays are weights of this run's policy."""
+
+    def shape(x: Any, dropped: int) -> str:
+        return "missing" if x is None else str(list(x.shape[dropped:]))
+
+    normalized = [any(name.startswith("observation/") for name in x) for x in (arrays, wanted)]
+    if normalized[0] != normalized[1]:
+        raise RunError(
+            f"{what}: its policy {'sees' if normalized[0] else 'does not see'} normalized "
+            f"observations; try --algo.normalize_observations={str(normalized[0]).lower()}"
+        )
+    for name in [*wanted, *arrays]:
+        shapes = shape(arrays.get(name), 1), shape(wanted.get(name), 0)
+        if shapes[0] != shapes[1]:
+            raise RunError(
+                f"{what}: the policy of that run ({other.algo.name} in {other.env}) is none of "
+                f"this one ({config.algo.name} in {config.env}): {name} is {shapes[0]} there and "
+                f"{shapes[1]} here"
+            )
+    if ":" not in config.network + other.network:
+        theirs, ours = (torsos.design(x, spec).features.activation for x in (other, config))
+        if theirs != ours:
+            raise RunError(f"{what}: its activation is {theirs}; try --activation={theirs}")
+
+
+def _digest(arrays: dict[str, np.ndarray]) -> str:
+    digest = hashlib.sha256()
+    for name, x in sorted(arrays.items()):
+        digest.update(f"{name} {x.dtype} {x.shape}".encode() + np.ascontiguousarray(x).tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,497 @@
+"""What acting computes, as a short list of operations from which other forms are written.
+
+JAX traces the acting itself, so the list is right for every network, one's own among them. What
+follows from the weights alone is computed here, what no output needs is left out, and calls of
+functions are opened. The first axis of every array that depends on the observations is the batch:
+axes of length 1 before it are dropped.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import export
+from jax.extend import core
+
+from jaxrl_scale.errors import RunError
+from jaxrl_scale.types import Algorithm, Array, Box, EnvSpec, PyTree
+
+
+class NotListed(RunError):
+    """The network has an operation that the list has no word for."""
+
+
+Shape = tuple[int | None, ...]
+"""None is the size of the batch, which is always the first."""
+
+
+@dataclasses.dataclass(eq=False)
+class Value:
+    """An array of the program: an input, a constant, or what an operation returns."""
+
+    shape: Shape
+    dtype: np.dtype[Any]
+    name: str = ""  # of an input, and of a constant that is no plain number
+    array: np.ndarray | None = None  # of a constant
+
+
+class Operation(NamedTuple):
+    """One step. ``kind`` is an element-wise primitive of JAX, whose inputs are broadcast as in
+    NumPy, or one of: matmul, conv, reshape, broadcast, transpose, reduce_sum, reduce_max,
+    reduce_min, argmax, concatenate, slice, pad."""
+
+    kind: str
+    inputs: tuple[Value, ...]
+    output: Value
+    how: dict[str, Any]
+
+
+class Program(NamedTuple):
+    """A policy's best actions as a function of observations and, with a memory, of it."""
+
+    inputs: dict[str, Value]
+    """``obs [B, ...]``; with a memory ``memory [B, n]`` and ``is_first [B]`` bool, too"""
+    operations: list[Operation]
+    outputs: dict[str, Value]
+    """``action [B, ...]``; of discrete actions the ``scores [B, n]`` of which it is the largest:
+    logits, or values; with a memory the next ``memory [B, n]``"""
+
+    @property
+    def weights(self) -> dict[str, np.ndarray]:
+        """The constants that are no plain numbers, by name."""
+        found = [x for op in self.operations for x in op.inputs if x.array is not None]
+        return {x.name: x.array for x in found if x.name and x.array is not None}
+
+    def uses(self) -> Counter[Value]:
+        """How often each value is an input or an output."""
+        used = Counter(x for op in self.operations for x in op.inputs)
+        used.update(self.outputs.values())
+        return used
+
+
+def acting(
+    algo: Algorithm, actor: PyTree, spec: EnvSpec
+) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """The greedy action as a function ``f(actor, **inputs) -> outputs``, and shapes and dtypes of
+    its inputs, for a batch of any size. Inputs and outputs are called as in `Program`; ``scores``
+    are none of them.
+
+    Args:
+      actor: that of one agent.
+    """
+    (batch,) = export.symbolic_shape("batch")
+    memory = jax.tree.leaves(jax.eval_shape(lambda: algo.init_carry(1)))
+    structure = jax.tree.structure(jax.eval_shape(lambda: algo.init_carry(1)))
+    if len(memory) > 1:
+        raise NotListed(f"a memory of {len(memory)} arrays cannot be exported; one can")
+    inputs = {"obs": jax.ShapeDtypeStruct((batch, *spec.observation_shape), spec.observation_dtype)}
+    for x in memory:
+        inputs["memory"] = jax.ShapeDtypeStruct((batch, *x.shape[1:]), x.dtype)
+        inputs["is_first"] = jax.ShapeDtypeStruct((batch,), jnp.dtype(bool))
+
+    def act(
+        actor: PyTree, obs: Array, memory: Array | None = None, is_first: Array | None = None
+    ) -> dict[str, Array]:
+        carry = jax.tree.unflatten(structure, [] if memory is None else [memory])
+        first = jnp.zeros(obs.shape[0], bool) if is_first is None else is_first
+        action, carry, _ = algo.act(actor, None, carry, obs, first, jax.random.key(0), True)
+        if isinstance(spec.action, Box):
+            action = jnp.clip(action, spec.action.low, spec.action.high)
+        return {"action": action} | (
+            {} if memory is None else {"memory": jax.tree.leaves(carry)[0]}
+        )
+
+    return act, inputs
+
+
+def stablehlo(algo: Algorithm, actor: PyTree, spec: EnvSpec) -> bytes:
+    """The greedy action as `jax.export` writes it, with the weights in it, for CPUs and GPUs:
+    ``jax.export.deserialize(data).call(**inputs)`` returns the outputs, as `acting` says."""
+    act, structs = acting(algo, actor, spec)
+    exported = export.export(
+        jax.jit(lambda **inputs: act(actor, **inputs)), platforms=("cpu", "cuda")
+    )
+    return bytes(exported(**structs).serialize())
+
+
+def trace(algo: Algorithm, actor: PyTree, spec: EnvSpec) -> Program:
+    """The program of one agent's ``actor``. Raises `NotListed`."""
+    act, structs = acting(algo, actor, spec)
+    closed, out = jax.make_jaxpr(lambda actor, inputs: act(actor, **inputs), return_shape=True)(
+        actor, structs
+    )
+    named = jax.tree_util.tree_leaves_with_path(actor)
+    weights = [_constant(x, _name(path)) for path, x in named]
+    inputs = {n: Value(_canonical(x.shape), np.dtype(x.dtype), n) for n, x in structs.items()}
+    reader = _Reader()
+    results = reader.read(closed, [*weights, *(inputs[name] for name in sorted(inputs))])
+    outputs = dict(zip(sorted(out), results, strict=True))
+    made_by = {op.output: op for op in reader.operations}
+    best = made_by.get(outputs["action"])
+    if best is not None and best.kind == "argmax":
+        outputs["scores"] = best.inputs[0]
+    operations = _needed(_without_broadcasts(reader.operations, outputs), outputs.values())
+    program = Program(inputs, operations, outputs)
+    _name_apart(program)
+    return program
+
+
+def _name(path: Any) -> str:
+    """``actor/Dense_0/kernel``, whatever of the algorithm's the parameters lie in."""
+    whole = jax.tree_util.keystr(path, simple=True, separator="/")
+    return whole.rpartition("params/")[2]
+
+
+def _name_apart(program: Program) -> None:
+    """Give every constant that is no plain number a name of its own."""
+    taken: dict[str, Value] = {}
+    for op in program.operations:
+        for x in op.inputs:
+            if x.array is None or x.array.ndim == 0:
+                continue
+            base, number = x.name or "constant", 1
+            while taken.setdefault(x.name or base, x) is not x:
+                number += 1
+                x.name = f"{base}_{number}"
+            x.name = x.name or base
+
+
+# --- reading what JAX traced --------------------------------------------------------------------
+
+ELEMENTWISE = {
+    *("add", "sub", "mul", "div", "max", "min", "pow", "integer_pow", "square", "neg", "abs"),
+    *("tanh", "logistic", "exp", "log", "sqrt", "rsqrt"),
+    *("ge", "gt", "le", "lt", "eq", "ne", "and", "or", "not"),
+    *("select_n", "clamp", "convert_element_type"),
+}
+"""JAX's names, and those of the list."""
+_SAME = ("copy", "copy_p", "optimization_barrier", "stop_gradient")
+_CALLS = (
+    "jit",
+    "pjit",
+    "closed_call",
+    "custom_jvp_call",
+    "custom_vjp_call",
+    "remat2",
+    "checkpoint",
+)
+
+
+def _constant(x: Any, name: str = "") -> Value:
+    array = np.asarray(x)
+    return Value(array.shape, array.dtype, name if array.ndim else "", array)
+
+
+def _lead(shape: Sequence[Any]) -> int:
+    """How many axes of length 1 precede the batch."""
+    at = next((k for k, n in enumerate(shape) if not isinstance(n, int)), 0)
+    return at if all(n == 1 for n in shape[:at]) else 0
+
+
+def _canonical(shape: Sequence[Any]) -> Shape:
+    kept = shape[_lead(shape) :]
+    if any(not isinstance(n, int) for n in kept[1:]) or (
+        kept and not isinstance(kept[0], int) and str(kept[0]) != "batch"
+    ):
+        raise NotListed(f"an array of shape {tuple(shape)} mixes observations; it is not exported")
+    return tuple(n if isinstance(n, int) else None for n in kept)
+
+
+class _Reader:
+    """Collects the operations of a traced program."""
+
+    def __init__(self) -> None:
+        self.operations: list[Operation] = []
+        self._aligned: dict[Value, Value] = {}
+
+    def read(self, closed: Any, arguments: Sequence[Value]) -> list[Value]:
+        """The values that a program returns for these arguments."""
+        jaxpr = closed.jaxpr
+        values: dict[Any, Value] = dict(
+            zip(jaxpr.constvars, map(_constant, closed.consts), strict=True)
+        )
+        values |= dict(zip(jaxpr.invars, arguments, strict=True))
+
+        def value(atom: Any) -> Value:
+            if isinstance(atom, core.Literal):
+                aval: Any = atom.aval  # a plain number of Python's has a dtype of JAX's
+                return _constant(np.asarray(atom.val, aval.dtype))
+            return values[atom]
+
+        for eqn in _live(jaxpr):
+            found = self._results(eqn, [value(atom) for atom in eqn.invars])
+            values |= dict(zip(eqn.outvars, found, strict=True))
+        return [value(atom) for atom in jaxpr.outvars]
+
+    def _results(self, eqn: Any, inputs: list[Value]) -> list[Value]:
+        name, how = eqn.primitive.name, eqn.params
+        shape = eqn.outvars[0].aval.shape
+        if name in _CALLS:
+            return self.read(how.get("jaxpr") or how["call_jaxpr"], inputs)
+        if name == "scan" and how["length"] == 1:
+            return self._only_step(how, inputs)
+        if name in _SAME:
+            return inputs
+        named = [x.name for x in inputs if x.name]
+        known = all(x.array is not None for x in inputs)
+        # What is computed with weights stays in the list, where it can be read.
+        if known and all(isinstance(n, int) for n in shape) and not (named and name in ELEMENTWISE):
+            made = eqn.primitive.bind(
+                *(x.array for x in inputs), **eqn.primitive.get_bind_params(how)
+            )
+            made = made if eqn.primitive.multiple_results else [made]
+            return [_constant(x, named[0] if named else "") for x in made]
+        rule = _elementwise if name in ELEMENTWISE else _RULES.get(name)
+        if rule is None:
+            raise NotListed(f"the network's operation {name!r} cannot be exported")
+        leads = [_lead(atom.aval.shape) for atom in eqn.invars]
+        aval = eqn.outvars[0].aval
+        return [rule(self, name, inputs, leads, shape, np.dtype(aval.dtype), how)]
+
+    def _only_step(self, how: dict[str, Any], inputs: list[Value]) -> list[Value]:
+        """What a loop of one round returns."""
+        before = how["num_consts"] + how["num_carry"]
+        # The axis of the rounds, of length 1, is dropped already where it precedes the batch.
+        first = [self.reshaped(x, x.shape[1:]) if x.shape[0] == 1 else x for x in inputs[before:]]
+        return self.read(how["jaxpr"], [*inputs[:before], *first])
+
+    def add(
+        self, kind: str, inputs: Sequence[Value], shape: Shape, dtype: np.dtype[Any], **how: Any
+    ) -> Value:
+        output = Value(tuple(shape), dtype)
+        self.operations.append(Operation(kind, tuple(inputs), output, how))
+        return output
+
+    def made_by(self, x: Value) -> Operation | None:
+        return next((op for op in reversed(self.operations) if op.output is x), None)
+
+    def reshaped(self, x: Value, shape: Shape) -> Value:
+        if (before := self.made_by(x)) and before.kind == "reshape":
+            x = before.inputs[0]
+        if x.shape == shape:
+            return x
+        if x.array is not None:
+            return _constant(x.array.reshape([n for n in shape if n is not None]), x.name)
+        return self.add("reshape", [x], shape, x.dtype)
+
+    def aligned(self, x: Value) -> Value:
+        """Weights without leading axes of length 1, which broadcasting adds."""
+        if None in x.shape or len(x.shape) < 2 or x.shape[0] != 1:
+            return x
+        if x not in self._aligned:
+            ones = sum(1 for n in itertools.takewhile(lambda n: n == 1, x.shape[:-1]))
+            self._aligned[x] = self.reshaped(x, x.shape[ones:])
+        return self._aligned[x]
+
+    def joined(self, x: Value) -> tuple[int, tuple[Value, ...]]:
+        """The axis and the parts of a concatenation; of any other value no parts."""
+        made = self.made_by(x)
+        return (made.how["axis"], made.inputs) if made and made.kind == "concatenate" else (0, ())
+
+
+def _live(jaxpr: Any) -> list[Any]:
+    """The equations that the results follow from."""
+    wanted = {atom for atom in jaxpr.outvars if not isinstance(atom, core.Literal)}
+    kept = []
+    for eqn in reversed(jaxpr.eqns):
+        if not wanted.isdisjoint(eqn.outvars):
+            kept.append(eqn)
+            wanted |= {atom for atom in eqn.invars if not isinstance(atom, core.Literal)}
+    return kept[::-1]
+
+
+def _needed(operations: list[Operation], outputs: Any) -> list[Operation]:
+    wanted, kept = set(outputs), []
+    for op in reversed(operations):
+        if op.output in wanted:
+            kept.append(op)
+            wanted.update(op.inputs)
+    return kept[::-1]
+
+
+def _without_broadcasts(operations: list[Operation], outputs: dict[str, Value]) -> list[Operation]:
+    """Without those that element-wise operations make by themselves."""
+    made = {op.output for op in operations if op.kind == "broadcast"}
+    for op in operations:
+        grown = any(
+            x.shape == op.output.shape and x not in made and x.array is None for x in op.inputs
+        )
+        if op.kind not in ELEMENTWISE or not grown:
+            made.difference_update(op.inputs)
+    made.difference_update(outputs.values())
+    stands_for: dict[Value, Value] = {}
+    kept = []
+    for op in operations:
+        inputs = tuple(stands_for.get(x, x) for x in op.inputs)
+        if op.output in made:
+            stands_for[op.output] = inputs[0]
+        else:
+            kept.append(op._replace(inputs=inputs))
+    return kept
+
+
+# --- one rule for each primitive: (reader, name, inputs, leads, shape, dtype, how) -> Value ------
+
+
+def _elementwise(
+    reader: _Reader, name: str, inputs: list[Value], leads: Any, shape: Any, dtype: Any, how: Any
+) -> Value:
+    inputs = [reader.aligned(x) for x in inputs]
+    if name == "convert_element_type" and inputs[0].dtype == dtype:
+        return inputs[0]
+    if name == "select_n":
+        if len(inputs) != 3:
+            raise NotListed("a choice among more than two arrays cannot be exported")
+        which, if_not, if_so = inputs
+        made = reader.made_by(which)
+        if made and made.kind == "ge" and made.inputs == (if_so, if_not):
+            return reader.add("max", [if_so, if_not], _canonical(shape), dtype)
+    more = {"power": how["y"]} if name == "integer_pow" else {}
+    return reader.add(name, inputs, _canonical(shape), dtype, **more)
+
+
+def _reshape(
+    reader: _Reader, name: str, inputs: list[Value], leads: Any, shape: Any, dtype: Any, how: Any
+) -> Value:
+    return reader.reshaped(inputs[0], _canonical(shape))
+
+
+def _broadcast(
+    reader: _Reader, name: str, inputs: list[Value], leads: Any, shape: Any, dtype: Any, how: Any
+) -> Value:
+    (x, *_), out, dropped = inputs, _canonical(shape), _lead(shape)
+    axes = [axis - dropped for axis in how["broadcast_dimensions"][leads[0] :]]
+    spread: list[int | None] = [1] * len(out)
+    for axis, n in zip(axes, x.shape, strict=True):
+        if axis >= 0:
+            spread[axis] = n
+    while spread and spread[0] == 1 and None not in x.shape:  # broadcasting adds such axes
+        spread.pop(0)
+    x = reader.reshaped(x, tuple(spread))
+    return x if x.shape == out else reader.add("broadcast", [x], out, dtype)
+
+
+def _transpose(
+    reader: _Reader, name: str, inputs: list[Value], leads: Any, shape: Any, dtype: Any, how: Any
+) -> Value:
+    order = [axis - leads[0] for axis in how["permutation"] if axis >= leads[0]]
+    return reader.add(name, inputs, _canonical(shape), dtype, order=tuple(order))
+
+
+def _product(
+    reader: _Reader, name: str, inputs: list[Value], leads: Any, shape: Any, dtype: Any, how: Any
+) -> Value:
+    (x, w), dropped = inputs, leads[0]
+    (of_x, of_w), batched = how["dimension_numbers"]
+    plain = len(w.shape) == 2 and None not in w.shape and of_w == (0,) and batched == ((), ())
+    if not plain or of_x != (len(x.shape) + dropped - 1,):
+        raise NotListed("only products of features with a matrix of weights can be exported")
+    return reader.add("matmul", inputs, _canonical(shape), dtype)
+
+
+def _convolution(
+    reader: _Reader, name: str, inputs: list[Value], leads: Any, shape: Any, dtype: Any, how: Any
+) -> Value:
+    layout = tuple(map(tuple, how["dimension_numbers"]))
+    of_images = layout == ((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2))
+    dilated = any(n != 1 for n in (*how["lhs_dilation"], *how["rhs_dilation"]))
+    if not of_images or dilated or how["feature_group_count"] * how["batch_group_count"] != 1:
+        raise NotListed("only plain convolutions of images [height, width, channels] are exported")
+    strides, padding = tuple(how["window_strides"]), tuple(map(tuple, how["padding"]))
+    return reader.add("conv", inputs, _canonical(shape), dtype, strides=strides, padding=padding)
+
+
+def _reduce(
+    reader: _Reader, name: str, inputs: list[Value], leads: Any, shape: Any, dtype: Any, how: Any
+) -> Value:
+    axes = tuple(axis - leads[0] for axis in how["axes"] if axis >= leads[0])
+    if not axes:
+        return inputs[0]
+    if 0 in axes and inputs[0].shape[0] is None:
+        raise NotListed(f"{name} over a batch of observations is not exported")
+    return reader.add(name, inputs, _canonical(shape), dtype, axes=axes)
+
+
+def _concatenate(
+    reader: _Reader, name: str, inputs: list[Value], leads: Any, shape: Any, dtype: Any, how: Any
+) -> Value:
+    axis = how["dimension"] - _lead(shape)
+    return reader.add(name, inputs, _canonical(shape), dtype, axis=axis)
+
+
+def _slice(
+    reader: _Reader, name: str, inputs: list[Value], leads: Any, shape: Any, dtype: Any, how: Any
+) -> Value:
+    steps = how["strides"] or (1,) * len(shape)
+    spans = zip(how["start_indices"], how["limit_indices"], steps, strict=True)
+    return _cut(reader, inputs[0], leads[0], list(spans), _canonical(shape))
+
+
+def _cut(reader: _Reader, x: Value, lead: int, spans: list[Any], shape: Shape) -> Value:
+    """``x[start:stop:step, ...]``, where ``spans`` has those of every axis."""
+    kept = [
+        None if n is None or tuple(span) == (0, n, 1) else tuple(map(int, span))
+        for n, span in zip(x.shape, spans[lead:], strict=True)
+    ]
+    if not any(kept):
+        return x
+    axis, parts = reader.joined(x)
+    start = 0
+    for part in parts:  # all of one part, as a Gaussian's mean
+        size = part.shape[axis]
+        assert size is not None
+        if [k for k, span in enumerate(kept) if span] == [axis] and kept[axis] == (
+            *(start, start + size),
+            1,
+        ):
+            return part
+        start += size
+    return reader.add("slice", [x], shape, x.dtype, spans=tuple(kept))
+
+
+def _pad(
+    reader: _Reader, name: str, inputs: list[Value], leads: Any, shape: Any, dtype: Any, how: Any
+) -> Value:
+    edges = [tuple(edge) for edge in how["padding_config"][leads[0] :]]
+    if any(low < 0 or high < 0 or inner for low, high, inner in edges):
+        raise NotListed("only padding at the edges can be exported")
+    pairs = tuple((low, high) for low, high, _ in edges)
+    return reader.add(name, inputs, _canonical(shape), dtype, edges=pairs)
+
+
+def _gather(
+    reader: _Reader, name: str, inputs: list[Value], leads: Any, shape: Any, dtype: Any, how: Any
+) -> Value:
+    """An index that is known, as in ``x[0]`` and ``x[..., 0]``."""
+    (x, at), numbers = inputs, how["dimension_numbers"]
+    sizes, lead = how["slice_sizes"], leads[0]
+    if at.array is None or at.array.ndim != 1 or numbers.operand_batching_dims:
+        raise NotListed("an index that depends on the observation cannot be exported")
+    starts = dict(zip(numbers.start_index_map, at.array.tolist(), strict=True))
+    spans = [
+        (starts.get(axis, 0), starts.get(axis, 0) + n if isinstance(n, int) else None, 1)
+        for axis, n in enumerate(sizes)
+    ]
+    cut = _canonical(sizes)
+    return reader.reshaped(_cut(reader, x, lead, spans, cut), _canonical(shape))
+
+
+_RULES: dict[str, Callable[..., Value]] = {
+    **dict.fromkeys(("reshape", "squeeze", "expand_dims"), _reshape),
+    "broadcast_in_dim": _broadcast,
+    "transpose": _transpose,
+    "dot_general": _product,
+    "conv_general_dilated": _convolution,
+    **dict.fromkeys(("reduce_sum", "reduce_max", "reduce_min", "argmax"), _reduce),
+    "concatenate": _concatenate,
+    "slice": _slice,
+    "pad": _pad,
+    "gather": _gather,
+}

@@ -1,0 +1,341 @@
+"""Exported policies: each form acts as the agent that it was written from."""
+
+import functools
+import importlib.util
+import os
+import subprocess
+import sys
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from running import begun, first_shared, time_at
+
+from jaxrl_scale import algos, export
+from jaxrl_scale.config import Config
+from jaxrl_scale.loop.agent import Agent, load
+from jaxrl_scale.parallel.sums import local_pool
+from jaxrl_scale.types import Box, Discrete, EnvSpec
+
+VECTOR = EnvSpec("Vector", (4,), Discrete(5))
+BOX = EnvSpec("Vector", (3,), Box(-0.5, 0.5, (2, 1)))
+
+
+def images(size, action=Discrete(40)):  # noqa: B008  frozen
+    return EnvSpec("Images", (size, size, 3), action, observation_dtype=np.uint8)
+
+
+# A deep network of random weights has one favourite among discrete actions, whatever it sees.
+WIDE = Box(-1e6, 1e6, (3,))
+
+
+class Case(NamedTuple):
+    algo: str
+    options: dict
+    spec: EnvSpec
+    config: dict
+
+
+NORMALIZED = {"normalize_observations": True}
+CASES = {
+    "two torsos": Case("ppo", {}, VECTOR, {}),
+    "continuous": Case("ppo", NORMALIZED, BOX, {"activation": "gelu"}),
+    "shared": Case("a2c", NORMALIZED, VECTOR, {"shared_torso": True, "activation": "silu"}),
+    "behind": Case("impala", {}, VECTOR, {"activation": "relu", "hidden_sizes": ()}),
+    "memory": Case("ppo", NORMALIZED | {"recurrent": True}, VECTOR, {}),
+    "memory of images": Case("ppo", {"recurrent": True}, images(6), {}),
+    "dueling": Case("dqn", NORMALIZED | {"dueling": True}, VECTOR, {}),
+    "oldest weights": Case("apex", {"lag": 1}, VECTOR, {}),
+    "layer norm": Case("pqn", {}, images(6), {}),
+    "nature": Case("dqn", {}, images(36), {"network": "nature"}),
+    "resnet": Case("ppo", {}, images(9, WIDE), {"network": "impala_resnet"}),
+    "impoola": Case("impala", {}, images(8, WIDE), {"network": "impoola"}),
+    "own": Case("ppo", {}, VECTOR, {"network": "test_export:Attentive"}),
+    "own for images": Case("a2c", {}, images(6, WIDE), {"network": "test_export:Strided"}),
+}
+FORMS = ("numpy", "stablehlo", "onnx")
+
+
+class Attentive(nn.Module):
+    """A network of one's own, with operations that none of ours has."""
+
+    policy_size: int
+
+    @nn.compact
+    def __call__(self, obs):
+        weight = nn.softmax(nn.Dense(8)(obs))
+        context = self.param("context", nn.initializers.ones, (3,))
+        context = jnp.broadcast_to(context, (*obs.shape[:-1], 3))
+        x = [weight * nn.relu(nn.Dense(8)(obs)), context, jnp.abs(obs) ** 2]
+        x = jnp.concatenate(x, -1)
+        return nn.Dense(self.policy_size)(x), nn.Dense(1)(x)[..., 0]
+
+
+class Strided(Attentive):
+    """One whose convolution has edges that are not alike."""
+
+    @nn.compact
+    def __call__(self, obs):
+        x = nn.relu(nn.Conv(4, (3, 3), strides=(2, 2))(obs / 255.0)).mean((-3, -2))
+        return nn.Dense(self.policy_size)(x), nn.Dense(1)(x)[..., 0]
+
+
+class Unlisted(Attentive):
+    """One with an operation that only XLA knows."""
+
+    @nn.compact
+    def __call__(self, obs):
+        x = jax.lax.sort(obs)
+        return nn.Dense(self.policy_size)(x), nn.Dense(1)(x)[..., 0]
+
+
+class Environment:
+    def __init__(self, spec):
+        self.spec = spec
+
+
+def agent_of(case, num_seeds=1):
+    """One whose weights and statistics are all random."""
+    sizes = {"num_envs": 4, "num_shards": 1, "hidden_sizes": (8,), "num_seeds": num_seeds}
+    options = algos.get(case.algo).Config(**case.options)
+    config = Config(algo=options, **sizes | case.config)
+    algo = algos.get(case.algo).make(config, case.spec, local_pool(1))
+    actor = jax.jit(lambda shared: algo.actor(shared, time_at(0)))(first_shared(algo, config))
+    draw = np.random.default_rng(1)
+
+    def noisy(path, x):
+        x = np.broadcast_to(x, (num_seeds, *x.shape))
+        if x.dtype != np.float32:
+            return x
+        name = jax.tree_util.keystr(path[-1:], simple=True)
+        scale = 0.05 if name == "bias" else 0.2  # larger ones, and every image means the same
+        moved = x + scale * draw.normal(size=x.shape).astype(np.float32)
+        return np.abs(moved) if name == "variance" else moved
+
+    actor = jax.tree_util.tree_map_with_path(noisy, actor)
+    return Agent(config, Environment(case.spec), algo, actor, iteration=3)
+
+
+class Exported(NamedTuple):
+    agent: Agent
+    files: dict[str, bytes]
+    policy: object  # the module policy.py
+
+
+@functools.cache
+def exported(name, folder):
+    agent = agent_of(CASES[name])
+    onnx = importlib.util.find_spec("onnx") is not None
+    made, left_out = export.forms(agent, "A policy.", onnx)
+    assert left_out == ""
+    return Exported(agent, made, module_of(made, folder / name))
+
+
+def module_of(made, folder):
+    """``policy.py`` of exported files, imported."""
+    folder.mkdir()
+    for name, data in made.items():
+        (folder / name).write_bytes(data)
+    spec = importlib.util.spec_from_file_location("policy", folder / "policy.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("policies")
+
+
+def observations(spec, number, seed=0):
+    draw = np.random.default_rng(seed)
+    if spec.observation_dtype == np.uint8:
+        # Each with a brightness of its own: of pure noise all look alike to a network.
+        dark, light = draw.integers(0, 256, (2, number, 1, 1, 3))
+        pixels = draw.random((number, *spec.observation_shape))
+        return (dark + pixels * (light - dark)).astype(np.uint8)
+    return draw.normal(size=(number, *spec.observation_shape)).astype(np.float32)
+
+
+def caller(form, found):
+    """``f(**inputs) -> outputs`` of an exported form, all by name."""
+    if form == "numpy":
+        return lambda **inputs: found.policy.network(**inputs)
+    if form == "stablehlo":
+        program = jax.export.deserialize(bytearray(found.files["policy.stablehlo"]))
+        return lambda **inputs: program.call(**inputs)
+    onnxruntime = pytest.importorskip("onnxruntime")
+    session = onnxruntime.InferenceSession(found.files["policy.onnx"])
+    names = [x.name for x in session.get_outputs()]
+
+    def call(**inputs):
+        outputs = zip(names, session.run(names, inputs), strict=True)
+        return {name.removeprefix("next_"): x for name, x in outputs}
+
+    return call
+
+
+def check_actions(form, name, folder, times, number):
+    """On so many observations at so many times. Policies with a memory see ``number`` episodes,
+    which begin anew here and there. The best two scores of an action that differs are equal within
+    rounding."""
+    found = exported(name, folder)
+    spec, call = CASES[name].spec, caller(form, found)
+    found.agent.reset()
+    recurrent = hasattr(found.policy, "empty_memory")
+    memory = found.policy.empty_memory(number) if recurrent else None
+    taken, other = [], 0
+    for t, obs in enumerate(np.split(observations(spec, times * number), times)):
+        first = np.random.default_rng(t).random(number) < 0.2
+        wanted = found.agent.act(obs, is_first=first)
+        inputs = {"memory": np.asarray(memory), "is_first": first} if recurrent else {}
+        outputs = call(obs=obs, **inputs)
+        action, memory = np.asarray(outputs["action"]), outputs.get("memory")
+        if isinstance(spec.action, Box):
+            np.testing.assert_allclose(action, wanted, rtol=0, atol=1e-4 * wanted.std())
+        else:
+            unlike = action != wanted
+            other += unlike.sum()
+            best = np.sort(found.policy.network(obs=obs, **inputs)["scores"][unlike])
+            np.testing.assert_allclose(best[:, -1], best[:, -2], rtol=0, atol=1e-4)
+        taken.append(action)
+    assert other <= 3
+    taken = np.concatenate(taken)
+    often = (taken == np.roll(taken, 1, 0)).mean()
+    assert often < 0.9, "it nearly always acts alike: another seed is needed"
+
+
+LARGE = [name for name, case in CASES.items() if case.spec.observation_dtype == np.uint8]
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("form", FORMS)
+def test_each_form_takes_the_actions_of_the_agent(form, name, folder):
+    """On 10,000 observations, or on 200 images."""
+    check_actions(form, name, folder, 10, 20 if name in LARGE else 1_000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.parametrize("form", FORMS)
+def test_each_form_takes_the_actions_of_the_agent_on_10_000_images(form, name, folder):
+    check_actions(form, name, folder, 100, 100)
+
+
+@pytest.mark.parametrize("name", ["two torsos", "continuous", "nature"])
+def test_one_observation_gives_one_action_and_the_file_says_how(name, folder):
+    policy, spec = exported(name, folder).policy, CASES[name].spec
+    batch = observations(spec, 3)
+    actions = policy.act(batch)
+    for obs, action in zip(batch, actions, strict=True):
+        one = policy.act(obs.tolist())
+        assert one.shape == getattr(spec.action, "shape", ())
+        np.testing.assert_allclose(one, action, atol=1e-6)
+    assert str(list(spec.observation_shape)) in policy.__doc__
+
+
+def test_the_text_is_short_enough_to_read(folder):
+    """A dense layer is a line, and no line is longer than those of this project."""
+    lines = exported("two torsos", folder).files["policy.py"].decode().splitlines()
+    wanted = 'x1 = np.tanh(obs @ W["actor/Dense_0/kernel"] + W["actor/Dense_0/bias"])'
+    assert f"    {wanted}" in lines
+    assert not any("critic" in line or "value/" in line for line in lines)
+    for name in CASES:
+        lines = exported(name, folder).files["policy.py"].decode().splitlines()
+        assert max(map(len, lines)) <= 100, name
+        assert len(lines) < 100, name
+
+
+def test_what_cannot_be_listed_is_written_as_stablehlo_alone():
+    case = CASES["own"]._replace(config={"network": "test_export:Unlisted"})
+    agent = agent_of(case)
+    made, left_out = export.forms(agent, "A policy.", onnx=False)
+    assert list(made) == ["policy.stablehlo"]
+    assert left_out == "the network's operation 'sort' cannot be exported"
+    obs = observations(VECTOR, 100)
+    program = jax.export.deserialize(bytearray(made["policy.stablehlo"]))
+    assert (program.call(obs=obs)["action"] == agent.act(obs)).all()
+
+
+# --- the command --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run of two agents, of which the second has failed."""
+    path = tmp_path_factory.mktemp("runs") / "walk"
+    begun(path, Config(num_envs=4, num_shards=1, hidden_sizes=(8,), num_seeds=2), failed=[1])
+    return path
+
+
+def command(*argv, capfd):
+    """The command in this process: exit status and what it printed."""
+    status = export.main([*map(str, argv)])
+    return status, *capfd.readouterr()
+
+
+def test_the_command_writes_files_that_act_without_jax_and_this_package(run, capfd):
+    status, out, err = command(run, capfd=capfd)
+    written = "policy.stablehlo, policy.npz, policy.py"
+    assert (status, out, err) == (0, f"wrote {written} into {run}/export\n", "")
+    assert {path.name for path in (run / "export").iterdir()} == set(written.split(", "))
+    obs = observations(VECTOR, 100)
+    np.save(run / "obs.npy", obs)
+    code = """
+import sys
+sys.modules["jax"] = sys.modules["jaxrl_scale"] = None  # not to be imported
+import numpy, policy
+print(policy.__doc__.splitlines()[0])
+print(*policy.act(numpy.load("../obs.npy")))
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=run / "export",
+        capture_output=True,
+        text=True,
+        env={"PATH": os.environ["PATH"]},
+    )
+    assert done.stderr == ""
+    title, actions = done.stdout.splitlines()
+    assert title == "A policy for CartPole-v1: walk, agent 0, iteration 0."
+    assert actions.split() == [str(x) for x in load(run).act(obs)]
+
+
+def test_another_folder_and_onnx_can_be_asked_for(run, tmp_path, capfd):
+    pytest.importorskip("onnx")
+    out = tmp_path / "a" / "b"
+    assert command(run, "--out", out, "--onnx", capfd=capfd)[0] == 0
+    assert (out / "policy.onnx").stat().st_size > 100
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--agent=2"], "agent=2: the run has agents 0 to 1"),
+        (["--agent=1"], "agent 1 has failed: its loss is not finite"),
+        (["--agent=x"], "--agent: 'x' should be a whole number of at least 0"),
+        (["--ot=x"], "unknown option --ot; did you mean --out?"),
+        (["--onnx"], "--onnx needs the package onnx, which is not installed; make install EXTRA="),
+    ],
+    ids=lambda x: x[0] if isinstance(x, list) else "",
+)
+def test_a_mistake_is_told_in_one_line(run, arguments, message, capfd, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    status, out, err = command(run, *arguments, capfd=capfd)
+    assert (status, out) == (2, "")
+    assert err.startswith(f"error: {message}"), err
+    assert err.count("\n") == 1
+
+
+def test_a_folder_that_cannot_be_written_is_told(run, tmp_path, capfd):
+    (tmp_path / "file").touch()
+    status, _, err = command(run, "--out", tmp_path / "file", capfd=capfd)
+    assert (status, err) == (74, f"error: cannot write {tmp_path}/file: File exists\n")
+    status, _, err = command(tmp_path, capfd=capfd)
+    assert (status, err) == (
+        2,
+        f"error: {tmp_path} is not a run directory: it has no config.json\n",
+    )
