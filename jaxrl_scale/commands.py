@@ -96,6 +96,16 @@ class Parser(argparse.ArgumentParser):
         return f"unexpected argument {text!r}: options are written --name=value; {hint}"
 
 
+def add_checkpoint(parser: Parser) -> None:
+    """Add the option that says which checkpoint of a run acts."""
+    parser.add_argument(
+        "--checkpoint",
+        choices=("latest", "best"),
+        default="latest",
+        help="latest, or best: the one with the highest score while training [latest]",
+    )
+
+
 def whole_number(least: int = 1) -> Callable[[str], int]:
     """A ``type`` for `Parser.add_argument`: whole numbers of at least ``least``."""
 

@@ -60,12 +60,7 @@ def _parser() -> commands.Parser:
     parser.add_argument(
         "--agents", metavar="K,K,...", help="indices of the agents that play, from 0 [all]"
     )
-    parser.add_argument(
-        "--checkpoint",
-        choices=("latest", "best"),
-        default="latest",
-        help="latest, or best: the one with the highest score while training [latest]",
-    )
+    commands.add_checkpoint(parser)
     parser.add_argument(
         "--sampled",
         action=argparse.BooleanOptionalAction,

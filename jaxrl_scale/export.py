@@ -85,12 +85,7 @@ def _parser() -> argparse.ArgumentParser:
         default=0,
         help="index of the agent that is written, from 0 [0]",
     )
-    parser.add_argument(
-        "--checkpoint",
-        choices=("latest", "best"),
-        default="latest",
-        help="latest, or best: the one with the highest score while training [latest]",
-    )
+    commands.add_checkpoint(parser)
     parser.add_argument(
         "--onnx",
         action="store_true",
