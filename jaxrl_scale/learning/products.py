@@ -253,7 +253,8 @@ def _folded(x: Array, kernel: Array, stride: int, precision: Any) -> Array:
 def _cells(x: Array) -> Array:
     """``[N, rows, cell, columns, numbers] -> [N, rows, columns, cell * numbers]``, a transposition.
 
-    XLA writes slices in place four times as fast as it transposes them (jaxlib 0.10.2).
+    For 84 by 84 pixels of 4 channels, XLA writes slices in place in 18 microseconds where it
+    transposes in 47; for 64 by 64 of 3 it is 6 where it was 2 (jaxlib 0.10.2, one thread).
     """
     images, rows, cell, columns, numbers = x.shape
     y = jnp.zeros((images, rows, columns, cell, numbers), x.dtype)

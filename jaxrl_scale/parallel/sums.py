@@ -149,7 +149,7 @@ def _pool(
         """``[S, n] -> [n]``, over all devices. The rounds are the levels of the tree, as ``a + b``
         and ``b + a`` have the same bits."""
         rounds = exchange_rounds(num_devices)
-        if rounds or not exact:
+        if rounds or not exact:  # else the shards at hand are all, and are added within the wall
             x = (tree_sum(x) if exact else x.sum(0))[None]
         for partners in rounds[:-1]:
             x = x + jax.lax.ppermute(x, AXIS, partners)
