@@ -79,7 +79,7 @@ QUICKLY = {
     f"test_{what}"
     for what in (
         *("ppo", "a2c", "impala", "pqn", "dqn", "apex", "q_learning"),
-        *("rollout", "randomness", "check_env", "export"),
+        *("rollout", "randomness", "check_env", "export", "lunar_lander"),
     )
 }
 """Modules that hold equations against slow twins, within rounding: there, XLA takes longer to
@@ -110,14 +110,16 @@ def compile_quickly(request):
 
 
 @pytest.fixture(autouse=True)
-def compile_one_quickly(request):
-    """And in tests with the mark ``quickly``."""
-    if not request.node.get_closest_marker("quickly"):
-        yield
-        return
-    compiling(True)
+def compile_one_otherwise(request):
+    """And in tests with the mark ``quickly``, but not in those with the mark ``as_users``."""
+    in_module = request.module.__name__ in QUICKLY
+    marks = {mark.name for mark in request.node.iter_markers()}
+    wanted = (in_module or "quickly" in marks) and "as_users" not in marks
+    if wanted != in_module:
+        compiling(wanted)
     yield
-    compiling(request.module.__name__ in QUICKLY)
+    if wanted != in_module:
+        compiling(in_module)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -620,7 +620,6 @@ def test_the_command_tells_it_in_one_line_and_makes_no_run_directory(tmp_path):
     assert not run.exists()
 
 
-@pytest.mark.quickly
 def test_an_environment_with_pythons_numbers_trains():
     """JAX calls their types weak; neither the loop nor the compiled step may trip over one."""
     _, history = run(small(devices=2), Numbers(), iterations=2)
