@@ -1,6 +1,8 @@
 """Eight CPU devices for every test, so that pmap and shards are always exercised."""
 
+import collections
 import gc
+import itertools
 import os
 import re
 import signal
@@ -18,15 +20,29 @@ gc.set_threshold(50_000, 20, 100)  # as the commands do
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 
 
-LONGEST = ("train", "hosts", "threads", "algorithms", "launch", "invariance", "host_runner")
-"""Modules that take minutes. They begin first, so that no worker of pytest-xdist ends with one
-while the others have nothing to do."""
+LONGEST = (
+    *("hosts", "train", "launch", "search", "algorithms", "invariance", "threads"),
+    *("scaling", "host_runner", "recurrent", "lunar_lander", "canaries"),
+)
+"""Modules that take long. They begin first, so that no worker of pytest-xdist ends with one while
+the others have nothing to do. `pytest_terminal_summary` shows how long they take."""
 
 
 def pytest_collection_modifyitems(items):
     """`LONGEST` first, then the others as they were found."""
     rank = {f"test_{name}": k for k, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Beside the slowest tests, the slowest modules."""
+    seconds = collections.Counter()
+    for report in itertools.chain(*terminalreporter.stats.values()):
+        if isinstance(report, pytest.TestReport):
+            seconds[report.nodeid.split("::")[0]] += report.duration
+    terminalreporter.section("slowest modules")
+    for module, time in seconds.most_common(len(LONGEST)):
+        terminalreporter.write_line(f"{time:7.2f}s {module}")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -63,7 +79,7 @@ QUICKLY = {
     f"test_{what}"
     for what in (
         *("ppo", "a2c", "impala", "pqn", "dqn", "apex", "q_learning"),
-        *("rollout", "randomness", "check_env", "export"),
+        *("rollout", "randomness", "check_env", "export", "lunar_lander"),
     )
 }
 """Modules that hold equations against slow twins, within rounding: there, XLA takes longer to
@@ -94,23 +110,33 @@ def compile_quickly(request):
 
 
 @pytest.fixture(autouse=True)
-def compile_one_quickly(request):
-    """And in tests with the mark ``quickly``."""
-    if not request.node.get_closest_marker("quickly"):
-        yield
-        return
-    compiling(True)
+def compile_one_otherwise(request):
+    """And in tests with the mark ``quickly``, but not in those with the mark ``as_users``."""
+    in_module = request.module.__name__ in QUICKLY
+    marks = {mark.name for mark in request.node.iter_markers()}
+    wanted = (in_module or "quickly" in marks) and "as_users" not in marks
+    if wanted != in_module:
+        compiling(wanted)
     yield
-    compiling(request.module.__name__ in QUICKLY)
+    if wanted != in_module:
+        compiling(in_module)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def compiled(tmp_path_factory):
+    """The folder of compiled programs: those of all modules, of all workers of pytest-xdist, each
+    of which has a folder within the folder of all, and of all processes that tests start."""
+    base = tmp_path_factory.getbasetemp()
+    common = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    jax.config.update("jax_compilation_cache_dir", str(common / "compiled"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    return common / "compiled"
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    """Where a module's processes run; compiled programs are all modules' together, and all
-    workers' of pytest-xdist, each of which has a folder within the folder of all."""
-    base = tmp_path_factory.getbasetemp()
-    common = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    return World(tmp_path_factory.mktemp("world"), common / "compiled")
+def world(tmp_path_factory, compiled):
+    """Where a module's processes run."""
+    return World(tmp_path_factory.mktemp("world"), compiled)
 
 
 @pytest.fixture

@@ -52,36 +52,62 @@ def after(runner, options, seeds, iterations=8):
     return steps(runner, iterations, runner.fetch(runner.init(agents)))
 
 
+class Population(NamedTuple):
+    """Agents on eight devices, each of which holds one shard of every agent: the first has the
+    config's numbers and seed, the next another seed, each of the others half the value of one
+    number, and the last of all."""
+
+    changes: list[tuple[str, ...]]
+    """The numbers that are halved, of each."""
+
+    options: list[Any]
+    seeds: list[int]
+    half: Any
+    """The state after four iterations."""
+
+    end: Any
+    """And after eight."""
+
+    history: list[dict[str, np.ndarray]]
+
+
+@functools.cache
+def population(name):
+    config = algorithms.everything(name, devices=8)
+    names = algorithms.numbers(config.algo)
+    changes = [(), (), *((option,) for option in names), names]
+    options = [halved(config.algo, *change) for change in changes]
+    seeds = [config.seed, config.seed + 1, *[config.seed] * (len(names) + 1)]
+    runner = runner_of(config.replace(num_seeds=len(options)))
+    assert not runner.placement.by_agents  # not whole agents on devices
+    half, before = after(runner, options, seeds, 4)
+    end, later = steps(runner, 4, half)
+    return Population(changes, options, seeds, half, end, before + later)
+
+
+def of_agent(tree, k):
+    return jax.tree.map(lambda x: x[k : k + 1], tree)
+
+
 @every_algorithm
 def test_a_run_with_every_option_is_the_same_on_1_and_8_devices_and_goes_on_elsewhere(name):
-    """One device that holds all eight shards, and eight that hold one each."""
-    config = algorithms.everything(name)
-    one, eight = single(name), runner_of(config.replace(devices=8))
-    reference, history = after(one, [config.algo], [config.seed])
-    state, other = steps(eight, 8)
-    assert differing(reference, state) == []
-    assert differing(history, other) == []
-    half, _ = steps(eight, 4)
-    assert differing(reference, steps(one, 4, half)[0]) == []
+    """One device that holds all eight shards, and eight that hold one each, of several agents."""
+    config, eight = algorithms.everything(name), population(name)
+    end, history = after(single(name), [config.algo], [config.seed])
+    assert differing(end, of_agent(eight.end, 0)) == []
+    assert differing(history, of_agent(eight.history, 0)) == []
+    assert differing(end, steps(single(name), 4, of_agent(eight.half, 0))[0]) == []
     if "replay" in history[-1]:
         assert history[-1]["replay"][0] == 1  # the ring has wrapped around
 
 
 @every_algorithm
 def test_agents_with_different_numbers_and_seeds_are_the_single_runs(name):
-    """One agent has the config's numbers and seed, the next another seed, each of the others half
-    the value of one number, and the last of all."""
-    config = algorithms.everything(name)
-    names = algorithms.numbers(config.algo)
-    changes = [(), (), *((option,) for option in names), names]
-    options = [halved(config.algo, *change) for change in changes]
-    seeds = [config.seed, config.seed + 1, *[config.seed] * (len(names) + 1)]
-    population = runner_of(config.replace(num_seeds=len(options)))
-    ends, _ = after(population, options, seeds)
-    first = jax.tree.map(lambda x: x[:1], ends.shared.algo.params)
-    for k, change in enumerate(changes):
-        end, history = after(single(name), options[k : k + 1], seeds[k : k + 1])
-        assert differing(jax.tree.map(lambda x, k=k: x[k : k + 1], ends), end) == [], change
+    several = population(name)
+    first = of_agent(several.end.shared.algo.params, 0)
+    for k, change in enumerate(several.changes):
+        end, history = after(single(name), several.options[k : k + 1], several.seeds[k : k + 1])
+        assert differing(of_agent(several.end, k), end) == [], change
         assert all(np.isfinite(x).all() for x in history[-1].values()), change
         if k:  # each of the numbers is heard, and so is the seed
             assert differing(first, end.shared.algo.params) != [], change

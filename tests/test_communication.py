@@ -78,6 +78,7 @@ ENTRY %main (p: f32[4]) -> f32[4] {
     assert model.collectives(text, 2) == Counter(expected)
 
 
+@pytest.mark.quickly
 @pytest.mark.parametrize(("devices", "rounds"), [(2, 1), (4, 2)])
 def test_a_gradient_step_is_one_collective_a_round(devices, rounds):
     """``epochs`` × minibatches of them, each with the gradient and the loss's six sums;

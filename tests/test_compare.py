@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from processes import SMALL, options, summary, well
+from processes import QUICKLY, SMALL, options, summary, well
 
 from jaxrl_scale import compare
 from jaxrl_scale.config import Config, files
@@ -34,12 +34,12 @@ def test_a_comparison_trains_what_is_left_and_writes_its_results(world):
     """Of four runs the third is done by its task, the others by a call without a task."""
     tiny = command(world.folder, seeds=2, compilation_cache=world.cache)
     folder = world.folder / "compared"
-    third = well(world.run(*tiny, "--task=2", module="jaxrl_scale.compare"))
+    third = well(world.run(*tiny, "--task=2", module="jaxrl_scale.compare", environment=QUICKLY))
     assert third.out.startswith("compared/CartPole-v1/quick/seed1: ")
     assert [path.name for path in folder.rglob("summary.json")] == ["summary.json"]
     before = {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()}
 
-    done = well(world.run(*tiny, module="jaxrl_scale.compare"))
+    done = well(world.run(*tiny, module="jaxrl_scale.compare", environment=QUICKLY))
     assert "[3/4] compared/CartPole-v1/quick/seed1: it was done before\n" in done.out
     assert {p: p.stat().st_mtime_ns for p in before} == before
     told = json.loads((folder / "compare.json").read_text())

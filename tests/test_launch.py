@@ -447,7 +447,7 @@ def test_a_slurm_array_does_a_comparison_and_a_signalled_job_of_it_goes_on(slurm
         "from jaxrl_scale import Config\n\n\ndef get_config():\n    return Config()\n"
     )
     small = SMALL | {"compilation_cache": world.cache}
-    small |= {"iterations": 6000, "log_every": 50, "checkpoint_every": 6000, "eval_every": 0}
+    small |= {"iterations": 3000, "log_every": 50, "checkpoint_every": 3000, "eval_every": 0}
     own = {"envs": "CartPole-v1", "configs": "few.py", "seeds": 2, "run_dir": "compared"}
     few = [f"--chdir={world.folder}", "--cpus-per-task=1", "--array=0-1"]
     environment = world.environment | {"PYTHON": sys.executable}

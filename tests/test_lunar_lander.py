@@ -706,6 +706,7 @@ def test_one_round_is_enough_for_a_lander_at_rest_since_impulses_are_remembered(
 # --- batches ----------------------------------------------------------------------------
 
 
+@pytest.mark.as_users
 def test_a_lander_does_the_same_in_a_batch_of_any_size():
     """To the last bit, since a run must not depend on where its environments are placed: two of
     them by themselves, and the same two among those of three agents."""

@@ -1,12 +1,14 @@
 """The README's own example, as a reader would type it, and its map."""
 
 import json
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from processes import QUICKLY
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -44,6 +46,7 @@ def test_the_example_of_an_environment_and_a_network_of_your_own_trains(corridor
     done = subprocess.run(
         [sys.executable, *words[1:], *sizes],
         cwd=corridor,
+        env=os.environ | QUICKLY,
         capture_output=True,
         text=True,
         timeout=300,

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from processes import QUICKLY
 from wandb import wandb_agent
 
 from jaxrl_scale.config import command_line, files
@@ -145,7 +146,9 @@ def test_a_parameter_that_the_trainer_does_not_know_is_refused(path, command):
 @pytest.mark.parametrize(
     "path", [SWEEPS[0], *(pytest.param(p, marks=pytest.mark.slow) for p in SWEEPS[1:])]
 )
-def test_the_agent_runs_the_trainer_and_wandb_gets_the_metric(path, tmp_path):
+def test_the_agent_runs_the_trainer_and_wandb_gets_the_metric(path, tmp_path, monkeypatch):
+    for name, value in QUICKLY.items():
+        monkeypatch.setenv(name, value)
     sweep, values = read(path), draw_all(read(path), random.Random(1))
     sweep["command"] += [  # short, but of 100 episodes, which return_100 waits for
         *("--iterations=2", "--num_seeds=1", "--devices=1", "--num_envs=64"),

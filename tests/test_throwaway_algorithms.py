@@ -180,6 +180,7 @@ def test_a_replay_buffer_goes_through_the_loop_and_is_learnt_from(monkeypatch):
     assert differing(state, other) == []
 
 
+@pytest.mark.quickly
 @pytest.mark.parametrize("make", [make_recurrent, make_replay])
 def test_throwaway_algorithms_train_as_a_population_too(make, monkeypatch):
     config = small(num_seeds=2, devices=2, iterations=2)
