@@ -126,6 +126,34 @@ def test_rewritten_networks_have_the_values_and_gradients_of_the_originals(netwo
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), ours, theirs)
 
 
+class OfBytes(nn.Module):
+    """A network for images as they are stored."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = x.astype(jnp.float32) / 255
+        x = nn.relu(nn.Conv(16, (4, 4), strides=(2, 2), padding="SAME")(x) - 1)
+        return nn.Conv(4, (3, 3))(x)
+
+
+@pytest.mark.quickly
+@pytest.mark.parametrize("channels", [8, 3])
+def test_what_is_made_of_bytes_has_the_values_and_gradients_of_the_original(channels):
+    """8 channels stay bytes until the products, 3 until they are laid out."""
+    x = jax.random.bits(jax.random.key(0), (2, 3, 9, 8, channels), jnp.uint8)
+    network = OfBytes()
+    params = network.init(jax.random.key(1), x)
+
+    def loss(apply):
+        return lambda params: jnp.sum(jnp.sin(apply(params, x)))
+
+    ours, theirs = (
+        jax.jit(jax.value_and_grad(loss(apply)))(params)
+        for apply in (products.exact(network.apply), network.apply)
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), ours, theirs)
+
+
 @pytest.mark.parametrize("rows", [7, 1025, 16_385, 32_769, 40_001])
 def test_compiled_sums_are_those_of_numpy(rows):
     """jaxlib 0.10.2 leaves terms out without the flag: https://github.com/jax-ml/jax/issues/39103."""

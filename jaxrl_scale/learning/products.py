@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -80,6 +80,7 @@ def _evaluate(program: core.ClosedJaxpr, *args: Array) -> list[Array]:
     jaxpr = program.jaxpr
     values: dict[core.Var, Array] = dict(zip(jaxpr.constvars, program.consts, strict=True))
     values |= dict(zip(jaxpr.invars, args, strict=True))
+    pixels: dict[Any, Pixels] = {}
 
     def read(atom: Any) -> Array:
         return atom.val if isinstance(atom, core.Literal) else values[atom]
@@ -87,7 +88,10 @@ def _evaluate(program: core.ClosedJaxpr, *args: Array) -> list[Array]:
     for eqn in jaxpr.eqns:
         inputs = [read(atom) for atom in eqn.invars]
         rule = _rule(eqn)
-        if rule is not None:
+        if rule is _convolution:
+            seen = pixels.get(eqn.invars[0], Pixels(inputs[0]))
+            outputs = [_convolution(seen, *inputs[1:], **eqn.params)]
+        elif rule is not None:
             outputs = [rule(*inputs, **eqn.params)]
         elif eqn.primitive.name in _NESTED and _to_rewrite(eqn.params["jaxpr"].jaxpr):
             outputs = _NESTED[eqn.primitive.name](*inputs, **eqn.params)
@@ -95,7 +99,37 @@ def _evaluate(program: core.ClosedJaxpr, *args: Array) -> list[Array]:
             result = eqn.primitive.bind(*inputs, **eqn.primitive.get_bind_params(eqn.params))
             outputs = result if eqn.primitive.multiple_results else [result]
         values |= dict(zip(eqn.outvars, outputs, strict=True))
+        if (images := _pixels(eqn, inputs, pixels)) is not None:
+            pixels[eqn.outvars[0]] = images
     return [read(atom) for atom in jaxpr.outvars]
+
+
+class Pixels(NamedTuple):
+    """Numbers that follow from bytes, each from one and 0 from 0. What moves them about moves the
+    bytes instead, which are a quarter of the memory."""
+
+    x: Array
+    to_numbers: Callable[[Array], Array] = lambda x: x
+
+
+def _pixels(eqn: core.JaxprEqn, inputs: list[Array], known: dict[Any, Pixels]) -> Pixels | None:
+    """What an operation makes of bytes, if it converts, scales, or reshapes them and no more."""
+
+    def apply(x: Array) -> Array:
+        result: Array = eqn.primitive.bind(x, *inputs[1:], **eqn.params)
+        return result
+
+    name = eqn.primitive.name
+    if name == "convert_element_type" and inputs[0].dtype == jnp.uint8:
+        return Pixels(inputs[0], apply)
+    if not inputs or isinstance(eqn.invars[0], core.Literal) or eqn.invars[0] not in known:
+        return None
+    x, to_numbers = known[eqn.invars[0]]
+    if name == "reshape":
+        return Pixels(apply(x), to_numbers)
+    if name in ("mul", "div") and isinstance(eqn.invars[1], core.Literal):
+        return Pixels(x, lambda y: apply(to_numbers(y)))
+    return None
 
 
 def _jit(*args: Array, jaxpr: core.ClosedJaxpr, **params: Any) -> list[Array]:
@@ -136,11 +170,36 @@ def _rule(eqn: core.JaxprEqn) -> Callable[..., Array] | None:
         # A single column is a loop of XLA's own, which is never shared.
         if of_a_layer and w.ndim == 2 and w.shape[1] > 1 and x.ndim > 1:
             return _product
+    if eqn.primitive.name == "add" and len(eqn.invars) == 2:
+        of_both: list[Any] = [atom.aval for atom in eqn.invars]
+        shape, of_bias = (aval.shape for aval in of_both)
+        if len(shape) == 4 and of_bias == (1, 1, 1, shape[-1]):
+            return _biased
     if eqn.primitive.name == "conv_general_dilated":
         plain = params["feature_group_count"] == params["batch_group_count"] == 1
         if plain and all(step == 1 for step in params["lhs_dilation"]):
             return _convolution
     return None
+
+
+@jax.custom_vjp
+def _biased(x: Array, bias: Array) -> Array:
+    """``x [N, H, W, C] + bias [1, 1, 1, C]``. The gradient is a product with ones, as XLA's own sum
+    over all but the last axis takes ten times as long."""
+    return x + bias
+
+
+def _biased_forward(x: Array, bias: Array) -> tuple[Array, None]:
+    return x + bias, None
+
+
+def _biased_backward(_: None, g: Array) -> tuple[Array, Array]:
+    rows = g.reshape(-1, g.shape[-1])
+    ones = jnp.ones((1, len(rows)), g.dtype)
+    return g, jnp.matmul(ones, rows, precision="highest").reshape(1, 1, 1, -1)
+
+
+_biased.defvjp(_biased_forward, _biased_backward)
 
 
 def _product(x: Array, w: Array, *, precision: Any, **params: Any) -> Array:
@@ -165,8 +224,9 @@ def _product(x: Array, w: Array, *, precision: Any, **params: Any) -> Array:
     return product(x.reshape(-1, x.shape[-1]), w).reshape(*x.shape[:-1], w.shape[-1])
 
 
-def _convolution(x: Array, kernel: Array, *, dimension_numbers: Any, **params: Any) -> Array:
+def _convolution(seen: Pixels, kernel: Array, *, dimension_numbers: Any, **params: Any) -> Array:
     """A convolution of any layout, by one of images in rows or by the patches of anything else."""
+    x, to_numbers = seen
     of_x, of_kernel, of_out = dimension_numbers
     x = x.transpose(of_x[0], *of_x[2:], of_x[1])  # [N, *space, C]
     kernel = kernel.transpose(*of_kernel[2:], of_kernel[1], of_kernel[0])  # [*window, C, O]
@@ -175,10 +235,10 @@ def _convolution(x: Array, kernel: Array, *, dimension_numbers: Any, **params: A
     x = jax.lax.pad(x, jnp.zeros((), x.dtype), edges)
     strides, dilation = params["window_strides"], params["rhs_dilation"]
     if len(strides) == 2 and strides[0] == strides[1] and dilation == (1, 1):
-        y = _folded(x, kernel, strides[0], params["precision"])
+        y = _folded(Pixels(x, to_numbers), kernel, strides[0], params["precision"])
     else:
-        seen = _patches(x, kernel.shape[:-2], strides, dilation)
-        y = _product(seen, kernel.reshape(-1, kernel.shape[-1]), precision=params["precision"])
+        patches = _patches(to_numbers(x), kernel.shape[:-2], strides, dilation)
+        y = _product(patches, kernel.reshape(-1, kernel.shape[-1]), precision=params["precision"])
     return y.transpose(np.argsort((of_out[0], *of_out[2:], of_out[1])))
 
 
@@ -208,7 +268,7 @@ _ADD, _COPY = 8, 30
 multiplications of a product (benchmarks/convolutions.md)."""
 
 
-def _folded(x: Array, kernel: Array, stride: int, precision: Any) -> Array:
+def _folded(seen: Pixels, kernel: Array, stride: int, precision: Any) -> Array:
     """A convolution ``[N, H, W, C] -> [N, h, w, O]`` without padding, as one without strides.
 
     Cells of ``stride`` by ``stride`` pixels become the channels of one (space to depth), which
@@ -216,10 +276,11 @@ def _folded(x: Array, kernel: Array, stride: int, precision: Any) -> Array:
     channels and no stride, a cell holds 2 by 2 pixels all the same, and 2 by 2 outputs are
     computed at a time: products and copies of rows as short as that are slow.
     """
+    x, to_numbers = seen
     outputs = 2 if stride == 1 and x.shape[-1] < _FEW else 1  # along an edge of a cell
     cell = stride * outputs
     if cell == 1:
-        return _correlation(x, kernel, precision)
+        return _correlation(seen, kernel, precision)
     images, channels, features = x.shape[0], x.shape[-1], kernel.shape[-1]
     out = [(n - k) // stride + 1 for n, k in zip(x.shape[1:3], kernel.shape[:2], strict=True)]
     window = [-(-(k + stride * (outputs - 1)) // cell) for k in kernel.shape[:2]]  # in cells
@@ -229,6 +290,8 @@ def _folded(x: Array, kernel: Array, stride: int, precision: Any) -> Array:
     x = jax.lax.pad(
         x, jnp.zeros((), x.dtype), [(0, 0, 0), *((0, end, 0) for end in ends), (0, 0, 0)]
     )
+    if cell * channels % 16:  # XLA is slow to convert such rows, unless it transposes them too
+        x, to_numbers = Pixels(to_numbers(x))
     x = _cells(x.reshape(images, cells[0], cell, cells[1], cell * channels))
 
     def shifted(kernel: Array, axis: int) -> Array:
@@ -242,65 +305,60 @@ def _folded(x: Array, kernel: Array, stride: int, precision: Any) -> Array:
     kernel = shifted(shifted(kernel, 0), 1)  # [rows, columns, C, outputs, outputs, O]
     kernel = kernel.reshape(window[0], cell, window[1], cell, channels, -1)
     kernel = kernel.transpose(0, 2, 1, 3, 4, 5).reshape(*window, x.shape[-1], -1)
-    y = _correlation(x, kernel, precision)
+    y = _correlation(Pixels(x, to_numbers), kernel, precision)
     blocks = y.shape[1:3]
     y = y.reshape(images, *blocks, outputs, outputs, features).transpose(0, 1, 3, 2, 4, 5)
     y = y.reshape(images, blocks[0] * outputs, blocks[1] * outputs, features)
     return y[:, : out[0], : out[1]]
 
 
-@jax.custom_vjp
 def _cells(x: Array) -> Array:
     """``[N, rows, cell, columns, numbers] -> [N, rows, columns, cell * numbers]``, a transposition.
 
-    For 84 by 84 pixels of 4 channels, XLA writes slices in place in 18 microseconds where it
-    transposes in 47; for 64 by 64 of 3 it is 6 where it was 2 (jaxlib 0.10.2, one thread).
+    Of bytes, XLA writes slices in place in 5 microseconds where it transposes in 22 (84 by 84
+    pixels of 4 channels, jaxlib 0.10.2, one thread).
     """
     images, rows, cell, columns, numbers = x.shape
+    if x.dtype != jnp.uint8:
+        return x.swapaxes(2, 3).reshape(images, rows, columns, -1)
     y = jnp.zeros((images, rows, columns, cell, numbers), x.dtype)
     for row in range(cell):
         y = jax.lax.dynamic_update_slice(y, x[:, :, row, :, None], (0, 0, 0, row, 0))
     return y.reshape(images, rows, columns, -1)
 
 
-def _cells_forward(x: Array) -> tuple[Array, tuple[int, ...]]:
-    return _cells(x), x.shape
-
-
-def _cells_backward(shape: tuple[int, ...], g: Array) -> tuple[Array]:
-    images, rows, cell, columns, numbers = shape
-    return (g.reshape(images, rows, columns, cell, numbers).swapaxes(2, 3),)
-
-
-_cells.defvjp(_cells_forward, _cells_backward)
-
-
-def _correlation(x: Array, kernel: Array, precision: Any) -> Array:
+def _correlation(seen: Pixels, kernel: Array, precision: Any) -> Array:
     """``x [N, H, W, C]`` with ``kernel [kh, kw, C, O]``, no stride, no padding, with a gradient of
     its own."""
+    x, to_numbers = seen
 
     @jax.custom_vjp
     def correlate(x: Array, kernel: Array) -> Array:
-        return _correlated(x, kernel, precision)
+        return _correlated(Pixels(x, to_numbers), kernel, precision)
 
     def forward(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
         return correlate(x, kernel), (x, kernel)
 
-    def backward(saved: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
+    def backward(saved: tuple[Array, Array], g: Array) -> tuple[Any, Array]:
         x, kernel = saved
-        return _input_gradient(g, kernel, precision), _kernel_gradient(x, g, precision)
+        if x.dtype == jnp.uint8:
+            of_x: Any = np.zeros(x.shape, jax.dtypes.float0)  # bytes have no gradient
+        else:
+            of_x = _input_gradient(g, kernel, precision)
+        return of_x, _kernel_gradient(Pixels(x, to_numbers), g, precision)
 
     correlate.defvjp(forward, backward)
     return correlate(x, kernel)
 
 
-def _correlated(x: Array, kernel: Array, precision: Any) -> Array:
+def _correlated(seen: Pixels, kernel: Array, precision: Any) -> Array:
     """`_correlation` itself, in the cheaper of two ways.
 
     Either every pixel is multiplied by all of the kernel, and each result is the sum of what its
     window's pixels contribute to it. This needs no patches, but pixels near the edges are also
     multiplied by parts of the kernel that never see them. Or patches are multiplied by the kernel.
     """
+    x, to_numbers = seen
     height, width, channels, features = kernel.shape
     pixels = math.prod(x.shape[1:3])
     out = [n - k + 1 for n, k in zip(x.shape[1:3], (height, width), strict=True)]
@@ -309,16 +367,16 @@ def _correlated(x: Array, kernel: Array, precision: Any) -> Array:
 
     def by_shifts(x: Array) -> Array:
         matrix = kernel.transpose(2, 0, 1, 3).reshape(channels, -1)
-        terms = jnp.matmul(x, matrix, precision=precision)
+        terms = jnp.matmul(to_numbers(x), matrix, precision=precision)
         terms = terms.reshape(*x.shape[:3], height * width, features)
-        total = jnp.zeros((), x.dtype)
+        total = jnp.zeros((), kernel.dtype)
         for k, (row, column) in enumerate(np.ndindex(height, width)):
             total = total + terms[:, row : row + out[0], column : column + out[1], k]
         return total
 
     def by_patches(x: Array) -> Array:
-        seen = _patches(x, (height, width), (1, 1), (1, 1))
-        return jnp.matmul(seen, kernel.reshape(-1, features), precision=precision)
+        patches = _patches(to_numbers(x), (height, width), (1, 1), (1, 1))
+        return jnp.matmul(patches, kernel.reshape(-1, features), precision=precision)
 
     images = _images_at_a_time(x.shape, kernel.shape)
     few = x.reshape(-1, images, *x.shape[1:])
@@ -360,20 +418,21 @@ def _input_gradient(g: Array, kernel: Array, precision: Any) -> Array:
     return x.reshape(-1, *pixels, channels)
 
 
-def _kernel_gradient(x: Array, g: Array, precision: Any) -> Array:
+def _kernel_gradient(seen: Pixels, g: Array, precision: Any) -> Array:
     """Of `_correlation`: ``x [N, H, W, C]`` and the gradient ``g [N, h, w, O]`` of its results give
     ``[kh, kw, C, O]``.
 
     A few images at a time, by one product for each place of the window. It is ``g`` that is
     transposed, the smaller of the factors.
     """
+    x, to_numbers = seen
     rows, columns = g.shape[1:3]
     window = [n - m + 1 for n, m in zip(x.shape[1:3], g.shape[1:3], strict=True)]
     channels, features = x.shape[-1], g.shape[-1]
     images = _images_at_a_time(x.shape, (*window, channels, features))
 
     def block(totals: list[Array], some: tuple[Array, Array]) -> tuple[list[Array], None]:
-        x, g = some
+        x, g = to_numbers(some[0]), some[1]
         transposed = jax.lax.optimization_barrier(g.reshape(-1, features).T)
 
         def product(row: int, column: int) -> Array:
