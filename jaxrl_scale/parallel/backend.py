@@ -9,6 +9,7 @@ import jax
 
 from jaxrl_scale.config import Config
 from jaxrl_scale.errors import RunError
+from jaxrl_scale.learning import products
 from jaxrl_scale.options import largest_divisor
 from jaxrl_scale.parallel.hosts import Hosts
 from jaxrl_scale.parallel.machine import (
@@ -142,6 +143,8 @@ def place(config: Config, devices: list[jax.Device], cores: int = 1) -> Placemen
             f"num_seeds={config.num_seeds}; "
             f"try {largest_divisor(config.num_shards, processes)} processes"
         )
+    if config.portable:
+        check_portable(devices[0].platform)
     count = wanted if by_agents else largest_divisor(config.num_shards // processes, wanted)
     exact = config.reduction == "exact" or (
         config.reduction == "auto" and devices[0].platform == "cpu"
@@ -154,5 +157,23 @@ def place(config: Config, devices: list[jax.Device], cores: int = 1) -> Placemen
         num_shards=config.num_shards,
         by_agents=by_agents,
         exact=exact,
+        portable=config.portable,
         num_threads=config.num_threads or cores,
     )
+
+
+def check_portable(platform: str) -> None:
+    """Raise a `RunError` where a portable run cannot have the bits that it has elsewhere: on
+    another ``platform`` than CPUs, on a processor that cannot do what others do, or with flags of
+    XLA that ask for something else."""
+    if platform != "cpu":
+        raise RunError(f"portable=True is for CPUs, not for a {platform}; try JAX_PLATFORMS=cpu")
+    features: set[str] = set()
+    with contextlib.suppress(OSError):
+        features = set(processor_features().split())
+    if missing := products.PORTABLE_NEEDS - features:
+        raise RunError(
+            f"portable=True needs an x86 processor with AVX2 and FMA; {', '.join(sorted(missing))} "
+            "is not among the flags in this one's /proc/cpuinfo"
+        )
+    products.compiler_options(portable=True)
