@@ -103,19 +103,17 @@ def test_a_portable_gradient_depends_neither_on_the_threads_nor_on_the_c_library
 # --- what a portable run cannot have ----------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        ("--xla_cpu_max_isa=AVX512", "needs --xla_cpu_max_isa=avx2, and XLA_FLAGS has --xla"),
-        ("--xla_cpu_enable_platform_dependent_math=true", "needs --xla_cpu_enable_platform"),
-    ],
-)
-def test_flags_that_ask_for_something_else_are_an_error(flags, said, monkeypatch):
-    monkeypatch.setenv("XLA_FLAGS", f"--xla_cpu_ftz=true {flags}")
-    with pytest.raises(RunError, match=said):
-        backend.check_portable("cpu")
-    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_max_isa=avx2")
-    backend.check_portable("cpu")
+def test_the_cap_is_set_in_time_or_an_error(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_ftz=true")
+    with pytest.raises(RunError, match="comes too late"):
+        backend.cap(started=True)
+    backend.cap(started=False)
+    assert os.environ["XLA_FLAGS"] == "--xla_cpu_ftz=true --xla_cpu_max_isa=AVX2"
+    backend.cap(started=True)
+    assert os.environ["XLA_FLAGS"] == "--xla_cpu_ftz=true --xla_cpu_max_isa=AVX2"
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_max_isa=AVX512")
+    with pytest.raises(RunError, match=r"needs --xla_cpu_max_isa=AVX2, and XLA_FLAGS has .*512"):
+        backend.cap(started=False)
 
 
 def test_another_platform_and_a_processor_without_fma_are_errors(monkeypatch):

@@ -25,6 +25,7 @@ from jaxrl_scale import envs
 from jaxrl_scale.algos import dqn, ppo
 from jaxrl_scale.config import Config, check
 from jaxrl_scale.learning import networks, products
+from jaxrl_scale.parallel import backend
 
 
 def large(algo: Any = None, **changes: Any) -> Config:
@@ -135,6 +136,8 @@ def loss(config: Config) -> tuple[Callable[[Any], Any], Any]:
 if __name__ == "__main__":
     what, devices, names = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
     jax.config.update("jax_num_cpu_devices", devices)
+    if what == "portable":
+        backend.cap(started=False)
     jax.config.update("jax_default_matmul_precision", "highest")
     if what == "unsafe":
         products.exact = lambda f: f

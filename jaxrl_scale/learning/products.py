@@ -32,7 +32,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from jaxrl_scale.errors import RunError
 from jaxrl_scale.options import largest_divisor
 from jaxrl_scale.types import Array, PyTree
 
@@ -41,13 +40,7 @@ Multiply = Callable[[Array, Array], Array]
 
 _YNN, _PRODUCTS_ONLY = "xla_cpu_experimental_ynn_fusion_type", "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
 
-
-_PORTABLE: dict[str, Any] = {
-    # Wider vectors would group operations otherwise, and other products become fused multiply-adds.
-    "xla_cpu_max_isa": "AVX2",
-    # Else 1 / sqrt(x) begins with the processor's estimate, which Intel and AMD round otherwise.
-    "xla_cpu_enable_platform_dependent_math": False,
-}
+_MATH = "xla_cpu_enable_platform_dependent_math"
 PORTABLE_NEEDS = frozenset({"avx2", "fma"})
 """What a processor has to have for a portable run, in the words of Linux."""
 
@@ -58,26 +51,19 @@ def compiler_options(portable: bool = False) -> dict[str, Any]:
     They keep YNNPACK from computing plain sums, which its threads would share in parts that
     depend on their number. `jaxrl_scale.__init__` asks for the same by a flag, but the flag
     comes too late where JAX has started before, as in a notebook. If the user has set the flag
-    otherwise, the user's choice stands.
+    otherwise, the user's choice stands, unless the run is to be portable.
 
     Args:
-      portable: compile the same instructions for all processors that have `PORTABLE_NEEDS`. Here
-        nothing else can stand: raises a `RunError` if the user has set one of these flags
-        otherwise.
+      portable: compute 1 / sqrt(x) in full. Otherwise XLA begins with the processor's own
+        estimate, which Intel and AMD round otherwise. The rest is `parallel.backend.cap`.
     """
     flags = os.environ.get("XLA_FLAGS", "").split()
     chosen = [flag for flag in flags if flag.startswith(f"--{_YNN}=")]
-    if not portable:
-        otherwise = chosen and chosen != [f"--{_YNN}=-reduce"]
-        return {} if otherwise else {_YNN: _PRODUCTS_ONLY}
-    wanted = {f"--{name}": str(value).lower() for name, value in _PORTABLE.items()}
-    for flag in flags:
-        name, _, value = flag.partition("=")
-        if value.lower() != wanted.get(name, value).lower():
-            raise RunError(
-                f"portable=True needs {name}={wanted[name]}, and XLA_FLAGS has {flag}; remove it"
-            )
-    return {_YNN: _PRODUCTS_ONLY} | _PORTABLE
+    if portable:
+        return {_YNN: _PRODUCTS_ONLY, _MATH: False}
+    if chosen and chosen != [f"--{_YNN}=-reduce"]:
+        return {}
+    return {_YNN: _PRODUCTS_ONLY}
 
 
 def exact(f: Callable[..., PyTree], portable: bool = False) -> Callable[..., PyTree]:

@@ -40,9 +40,14 @@ def initialize(config: Config, hosts: Hosts | None = None) -> Placement:
     jax.config.update("jax_enable_x64", False)
     hosts = hosts or Hosts()
     cores = _span(hosts) if hosts.several else len(visible_cores())
-    with contextlib.suppress(RuntimeError):  # in a notebook the backend may exist already
+    started = False
+    try:
         # One CPU device a core; without effect where the default backend is a GPU.
         jax.config.update("jax_num_cpu_devices", config.devices or cores)
+    except RuntimeError:
+        started = True  # in a notebook the backend may exist already
+    if config.portable:
+        cap(started)
     placement = place(config, find_devices(), cores)
     if hosts.several:
         placement.connect()
@@ -162,10 +167,38 @@ def place(config: Config, devices: list[jax.Device], cores: int = 1) -> Placemen
     )
 
 
+_CAP = "--xla_cpu_max_isa=AVX2"
+
+
+def cap(started: bool) -> None:
+    """Let XLA compile for processors with AVX2 and FMA, whatever this one has beside them.
+
+    With AVX-512 it chooses other products that become fused multiply-adds. This is a flag of the
+    process: as an option of a program, jaxlib 0.10.2 takes it and compiles for AVX-512 all the
+    same.
+
+    Args:
+      started: JAX has used a device of this process and reads no flags any more.
+
+    Raises:
+      RunError: it is too late, or the user's flags ask for something else.
+    """
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    given = [flag for flag in flags if flag.startswith(_CAP.partition("=")[0] + "=")]
+    if given and given[-1].upper() != _CAP.upper():
+        raise RunError(f"portable=True needs {_CAP}, and XLA_FLAGS has {given[-1]}; remove it")
+    if not given and started:
+        raise RunError(
+            "portable=True comes too late: JAX has used a device in this process already. Start "
+            f"another one, or set XLA_FLAGS={_CAP} before the first device is used"
+        )
+    if not given:
+        os.environ["XLA_FLAGS"] = " ".join([*flags, _CAP])
+
+
 def check_portable(platform: str) -> None:
     """Raise a `RunError` where a portable run cannot have the bits that it has elsewhere: on
-    another ``platform`` than CPUs, on a processor that cannot do what others do, or with flags of
-    XLA that ask for something else."""
+    another ``platform`` than CPUs, or on a processor that cannot do what others do."""
     if platform != "cpu":
         raise RunError(f"portable=True is for CPUs, not for a {platform}; try JAX_PLATFORMS=cpu")
     features: set[str] = set()
@@ -176,4 +209,3 @@ def check_portable(platform: str) -> None:
             f"portable=True needs an x86 processor with AVX2 and FMA; {', '.join(sorted(missing))} "
             "is not among the flags in this one's /proc/cpuinfo"
         )
-    products.compiler_options(portable=True)
