@@ -170,7 +170,13 @@ def loop(
         ) as wait_for_compiler,
         Log(config, directory, hosts, clock, advice, on_row) as log,
         closing(
-            Checkpoints(directory.checkpoints, config.keep_checkpoints, hosts, runner.parts())
+            Checkpoints(
+                directory.checkpoints,
+                config.keep_checkpoints,
+                hosts,
+                runner.parts(),
+                runner.digests,
+            )
         ) as checkpoints,
     ):
         checkpoints.warm_up()
@@ -219,7 +225,8 @@ def loop(
                 log.evaluated(runner.evaluate(state))
         checkpoints.wait()
         by = stop.requested or ("a signal to another process" if stopping else "")
-        summary = log.finish(status, runner.memory(), stopped_by=by)
+        digest = None if status == "failed" else checkpoints.digest
+        summary = log.finish(status, runner.memory(), digest, stopped_by=by)
         # No process leaves before all have ended well. Only process 0 has the whole summary.
         summary = hosts.gather("summary", run_directory.plain(summary))[0]
     return Run(directory.path, config, summary, STATUSES[summary["status"]])

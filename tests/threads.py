@@ -3,10 +3,11 @@
     NPROC=4 python tests/threads.py run 2 cnn gru
     NPROC=4 python tests/threads.py gradient 1 cnn gru
     NPROC=4 python tests/threads.py unsafe 1 cnn
+    NPROC=4 python tests/threads.py portable 1 cnn
 
 ``NPROC`` is XLA's own variable for the number of cores, the number is that of the devices, and the
 names are those of `CONFIGS` and `IMAGES`. ``unsafe`` is the gradient without
-`jaxrl_scale.learning.products`.
+`jaxrl_scale.learning.products`, ``portable`` that of a portable run.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -23,6 +25,7 @@ from jaxrl_scale import envs
 from jaxrl_scale.algos import dqn, ppo
 from jaxrl_scale.config import Config, check
 from jaxrl_scale.learning import networks, products
+from jaxrl_scale.parallel import backend
 
 
 def large(algo: Any = None, **changes: Any) -> Config:
@@ -98,7 +101,17 @@ def digests(config: Config) -> dict[str, str]:
 
 
 def gradient(config: Config) -> dict[str, str]:
-    """Of a network's squared outputs, for 2,048 observations or 64 images."""
+    """The digest of `loss`'s gradient."""
+    f, params = loss(config)
+    options = products.compiler_options(config.portable)
+    return {
+        "gradient": digest(jax.jit(jax.grad(f, has_aux=True), compiler_options=options)(params))
+    }
+
+
+def loss(config: Config) -> tuple[Callable[[Any], Any], Any]:
+    """A function of a network's parameters, the sum of its squared outputs for 2,048 observations
+    or 64 images, with the outputs; and such parameters."""
     spec = envs.make(config.env, **config.env_kwargs).spec
     rng = np.random.default_rng(0)
     obs: Any = rng.random((2048, *spec.observation_shape), np.float32)
@@ -111,22 +124,24 @@ def gradient(config: Config) -> dict[str, str]:
     else:
         network, first = networks.make(config, spec), (obs,)
 
-    def loss(params: Any) -> Any:
+    def f(params: Any) -> Any:
         outputs = jax.tree.leaves(network.apply(params, *first))
         return sum((x**2).sum() for x in outputs), outputs
 
     shapes = jax.eval_shape(network.init, jax.random.key(0))
     params = jax.tree.map(lambda x: rng.normal(0, 0.1, x.shape).astype(x.dtype), shapes)
-    both = jax.jit(jax.grad(loss, has_aux=True), compiler_options=products.compiler_options())
-    return {"gradient": digest(both(params))}
+    return f, params
 
 
 if __name__ == "__main__":
     what, devices, names = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
     jax.config.update("jax_num_cpu_devices", devices)
+    if what == "portable":
+        backend.cap(started=False)
     jax.config.update("jax_default_matmul_precision", "highest")
     if what == "unsafe":
         products.exact = lambda f: f
     of = digests if what == "run" else gradient
-    chosen = {name: (CONFIGS | IMAGES)[name].replace(devices=devices) for name in names}
+    changes = {"devices": devices, "portable": what == "portable"}
+    chosen = {name: (CONFIGS | IMAGES)[name].replace(**changes) for name in names}
     print(json.dumps({name: of(config) for name, config in chosen.items()}))

@@ -145,6 +145,11 @@ class Config:
         "to the last bit on any number of devices; fast: as one big batch, so that results are "
         "equal within rounding; auto: exact on CPUs, fast on GPUs",
     )
+    portable: bool = option(
+        False,
+        "give the same bits on all x86 processors that have AVX2 and FMA, not only on those of one "
+        "kind, which is slower where a processor has more; on CPUs, with exact sums",
+    )
     matmul_precision: Literal["highest", "high", "default"] = option(
         "highest", "precision of matrix products; highest: float32 throughout"
     )
@@ -272,6 +277,12 @@ def check(config: Config) -> None:
         raise RunError(
             f"devices={config.devices} divides neither num_shards={config.num_shards} "
             f"nor num_seeds={config.num_seeds}; try devices={near}"
+        )
+    if config.portable and config.reduction == "fast":
+        raise RunError("portable=True needs exact sums, not reduction=fast; try reduction=exact")
+    if config.portable and config.matmul_precision != "highest":
+        raise RunError(
+            f"portable=True needs matmul_precision=highest, not {config.matmul_precision}"
         )
     config.algo.check(config)
 

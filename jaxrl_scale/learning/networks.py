@@ -230,7 +230,7 @@ def _functions(
 
 
 def _exact(config: Sizes, apply: Callable[..., Any]) -> Callable[..., Any]:
-    return apply if config.reduction == "fast" else products.exact(apply)
+    return apply if config.reduction == "fast" else products.exact(apply, config.portable)
 
 
 def _check(config: Sizes, spec: EnvSpec, module: nn.Module, size: int) -> None:

@@ -14,6 +14,9 @@ takes (jaxlib 0.10.2). A convolution of images becomes products of a few images 
 is faster than XLA's own (benchmarks/convolutions.md); any other becomes a product with patches.
 
 Sums that are no products are the other half of it: see `compiler_options`.
+
+YNNPACK chooses its kernel by the processor. A **portable** network keeps to products for which its
+kernels for AVX2 and for AVX-512 give the same bits: see `_portable_product`.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -31,33 +35,47 @@ from jax.extend import core
 from jaxrl_scale.options import largest_divisor
 from jaxrl_scale.types import Array, PyTree
 
-_YNN = "xla_cpu_experimental_ynn_fusion_type"
+Multiply = Callable[[Array, Array], Array]
+"""``x [..., k]``, ``w [k, n]`` -> ``x @ w``"""
+
+_YNN, _PRODUCTS_ONLY = "xla_cpu_experimental_ynn_fusion_type", "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"
+
+_MATH = "xla_cpu_enable_platform_dependent_math"
+PORTABLE_NEEDS = frozenset({"avx2", "fma"})
+"""What a processor has to have for a portable run, in the words of Linux."""
 
 
-def compiler_options() -> dict[str, str]:
+def compiler_options(portable: bool = False) -> dict[str, Any]:
     """XLA's options for a program on CPUs that is to add in one order.
 
     They keep YNNPACK from computing plain sums, which its threads would share in parts that
     depend on their number. `jaxrl_scale.__init__` asks for the same by a flag, but the flag
     comes too late where JAX has started before, as in a notebook. If the user has set the flag
-    otherwise, the user's choice stands.
+    otherwise, the user's choice stands, unless the run is to be portable.
+
+    Args:
+      portable: compute 1 / sqrt(x) in full. Otherwise XLA begins with the processor's own
+        estimate, which Intel and AMD round otherwise. The rest is `parallel.backend.cap`.
     """
     flags = os.environ.get("XLA_FLAGS", "").split()
     chosen = [flag for flag in flags if flag.startswith(f"--{_YNN}=")]
+    if portable:
+        return {_YNN: _PRODUCTS_ONLY, _MATH: False}
     if chosen and chosen != [f"--{_YNN}=-reduce"]:
         return {}
-    return {_YNN: "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
+    return {_YNN: _PRODUCTS_ONLY}
 
 
-def exact(f: Callable[..., PyTree]) -> Callable[..., PyTree]:
+def exact(f: Callable[..., PyTree], portable: bool = False) -> Callable[..., PyTree]:
     """``f``, a network's function of parameters and observations, so that on CPUs its results and
-    its gradient have the same bits for any number of threads."""
+    its gradient have the same bits for any number of threads; ``portable``: and on any processor
+    that has `PORTABLE_NEEDS`, where `compiler_options` are those of a portable run."""
 
     def rewritten(*args: PyTree) -> PyTree:
         if jax.default_backend() != "cpu":
             return f(*args)
         program, out = jax.make_jaxpr(f, return_shape=True)(*args)
-        results = _evaluate(program, *jax.tree.leaves(args))
+        results = _evaluate(program, portable, *jax.tree.leaves(args))
         return jax.tree.unflatten(jax.tree.structure(out), results)
 
     return rewritten
@@ -75,7 +93,7 @@ def _to_rewrite(jaxpr: core.Jaxpr) -> bool:
     )
 
 
-def _evaluate(program: core.ClosedJaxpr, *args: Array) -> list[Array]:
+def _evaluate(program: core.ClosedJaxpr, portable: bool, *args: Array) -> list[Array]:
     """The results of a program, with its products and convolutions rewritten."""
     jaxpr = program.jaxpr
     values: dict[core.Var, Array] = dict(zip(jaxpr.constvars, program.consts, strict=True))
@@ -86,15 +104,18 @@ def _evaluate(program: core.ClosedJaxpr, *args: Array) -> list[Array]:
         return atom.val if isinstance(atom, core.Literal) else values[atom]
 
     for eqn in jaxpr.eqns:
-        inputs = [read(atom) for atom in eqn.invars]
+        inputs: list[Any] = [read(atom) for atom in eqn.invars]
         rule = _rule(eqn)
-        if rule is _convolution:
-            seen = pixels.get(eqn.invars[0], Pixels(inputs[0]))
-            outputs = [_convolution(seen, *inputs[1:], **eqn.params)]
-        elif rule is not None:
-            outputs = [rule(*inputs, **eqn.params)]
+        if rule is not None:
+            multiply = partial(
+                _portable_product if portable else jnp.matmul,
+                precision=eqn.params.get("precision", "highest"),
+            )
+            if rule is _convolution:
+                inputs[0] = pixels.get(eqn.invars[0], Pixels(inputs[0]))
+            outputs = [rule(*inputs, multiply, **eqn.params)]
         elif eqn.primitive.name in _NESTED and _to_rewrite(eqn.params["jaxpr"].jaxpr):
-            outputs = _NESTED[eqn.primitive.name](*inputs, **eqn.params)
+            outputs = _NESTED[eqn.primitive.name](portable, *inputs, **eqn.params)
         else:
             result = eqn.primitive.bind(*inputs, **eqn.primitive.get_bind_params(eqn.params))
             outputs = result if eqn.primitive.multiple_results else [result]
@@ -112,7 +133,7 @@ class Pixels(NamedTuple):
     to_numbers: Callable[[Array], Array] = lambda x: x
 
 
-def _pixels(eqn: core.JaxprEqn, inputs: list[Array], known: dict[Any, Pixels]) -> Pixels | None:
+def _pixels(eqn: core.JaxprEqn, inputs: list[Any], known: dict[Any, Pixels]) -> Pixels | None:
     """What an operation makes of bytes, if it converts, scales, or reshapes them and no more."""
 
     def apply(x: Array) -> Array:
@@ -132,11 +153,12 @@ def _pixels(eqn: core.JaxprEqn, inputs: list[Array], known: dict[Any, Pixels]) -
     return None
 
 
-def _jit(*args: Array, jaxpr: core.ClosedJaxpr, **params: Any) -> list[Array]:
-    return _evaluate(jaxpr, *args)
+def _jit(portable: bool, *args: Array, jaxpr: core.ClosedJaxpr, **params: Any) -> list[Array]:
+    return _evaluate(jaxpr, portable, *args)
 
 
 def _scan(
+    portable: bool,
     *args: Array,
     jaxpr: core.ClosedJaxpr,
     num_consts: int,
@@ -150,7 +172,7 @@ def _scan(
     carry, inputs = list(args[num_consts : num_consts + num_carry]), args[num_consts + num_carry :]
 
     def step(carry: list[Array], x: list[Array]) -> tuple[list[Array], list[Array]]:
-        results = _evaluate(jaxpr, *constants, *carry, *x)
+        results = _evaluate(jaxpr, portable, *constants, *carry, *x)
         return results[:num_carry], results[num_carry:]
 
     carry, outputs = jax.lax.scan(step, carry, list(inputs), length, reverse, unroll)
@@ -182,32 +204,31 @@ def _rule(eqn: core.JaxprEqn) -> Callable[..., Array] | None:
     return None
 
 
-@jax.custom_vjp
-def _biased(x: Array, bias: Array) -> Array:
+def _biased(x: Array, bias: Array, multiply: Multiply) -> Array:
     """``x [N, H, W, C] + bias [1, 1, 1, C]``. The gradient is a product with ones, as XLA's own sum
     over all but the last axis takes ten times as long."""
-    return x + bias
+
+    @jax.custom_vjp
+    def add(x: Array, bias: Array) -> Array:
+        return x + bias
+
+    def forward(x: Array, bias: Array) -> tuple[Array, None]:
+        return x + bias, None
+
+    def backward(_: None, g: Array) -> tuple[Array, Array]:
+        rows = g.reshape(-1, g.shape[-1])
+        return g, multiply(jnp.ones((1, len(rows)), g.dtype), rows).reshape(1, 1, 1, -1)
+
+    add.defvjp(forward, backward)
+    return add(x, bias)
 
 
-def _biased_forward(x: Array, bias: Array) -> tuple[Array, None]:
-    return x + bias, None
-
-
-def _biased_backward(_: None, g: Array) -> tuple[Array, Array]:
-    rows = g.reshape(-1, g.shape[-1])
-    ones = jnp.ones((1, len(rows)), g.dtype)
-    return g, jnp.matmul(ones, rows, precision="highest").reshape(1, 1, 1, -1)
-
-
-_biased.defvjp(_biased_forward, _biased_backward)
-
-
-def _product(x: Array, w: Array, *, precision: Any, **params: Any) -> Array:
+def _product(x: Array, w: Array, multiply: Multiply, **params: Any) -> Array:
     """``x [..., k] @ w [k, n]`` with a gradient of its own."""
 
     @jax.custom_vjp
     def product(x: Array, w: Array) -> Array:
-        return jnp.matmul(x, w, precision=precision)
+        return multiply(x, w)
 
     def forward(x: Array, w: Array) -> tuple[Array, tuple[Array, Array]]:
         return product(x, w), (x, w)
@@ -215,16 +236,47 @@ def _product(x: Array, w: Array, *, precision: Any, **params: Any) -> Array:
     def backward(saved: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
         x, w = saved
         transposed = jax.lax.optimization_barrier(x.T)
-        return (
-            jnp.matmul(g, w.T, precision=precision),
-            jnp.matmul(transposed, g, precision=precision),
-        )
+        return multiply(g, w.T), multiply(transposed, g)
 
     product.defvjp(forward, backward)
     return product(x.reshape(-1, x.shape[-1]), w).reshape(*x.shape[:-1], w.shape[-1])
 
 
-def _convolution(seen: Pixels, kernel: Array, *, dimension_numbers: Any, **params: Any) -> Array:
+_COLUMNS, _TERMS = 64, 512
+
+
+def _portable_product(x: Array, w: Array, *, precision: Any) -> Array:
+    """``x [..., k] @ w [k, n]`` in products that YNNPACK computes with the same bits on processors
+    with AVX2 and with AVX-512.
+
+    Its kernels differ in how many columns they compute at a time and in where they cut long sums.
+    Both add one term after the other where the columns fill whole tiles of 64 and a sum has at most
+    512 terms (tried with jaxlib 0.10.2 for each kernel, on the same processor: docs/exactness.md).
+    A single column is no product for YNNPACK, but a loop of XLA's own.
+    """
+    rows, columns = x.shape[:-1], w.shape[1]
+    if 1 < columns < _COLUMNS and len(rows) == 1 and rows[0] % _COLUMNS == 0:
+        # The rows fill the tiles: with padding, PPO with 1,024 environments took a seventh longer.
+        return _sum_of_products(jax.lax.optimization_barrier(w.T), x.T, precision).T
+    if columns > 1:
+        w = jnp.pad(w, ((0, 0), (0, -columns % _COLUMNS)))
+    return _sum_of_products(x, w, precision)[..., :columns]
+
+
+def _sum_of_products(x: Array, w: Array, precision: Any) -> Array:
+    """``x [..., k] @ w [k, n]``, `_TERMS` terms at a time."""
+    total, *others = (
+        jnp.matmul(x[..., k : k + _TERMS], w[k : k + _TERMS], precision=precision)
+        for k in range(0, len(w), _TERMS)
+    )
+    for other in others:
+        total = total + other
+    return total
+
+
+def _convolution(
+    seen: Pixels, kernel: Array, multiply: Multiply, *, dimension_numbers: Any, **params: Any
+) -> Array:
     """A convolution of any layout, by one of images in rows or by the patches of anything else."""
     x, to_numbers = seen
     of_x, of_kernel, of_out = dimension_numbers
@@ -235,10 +287,10 @@ def _convolution(seen: Pixels, kernel: Array, *, dimension_numbers: Any, **param
     x = jax.lax.pad(x, jnp.zeros((), x.dtype), edges)
     strides, dilation = params["window_strides"], params["rhs_dilation"]
     if len(strides) == 2 and strides[0] == strides[1] and dilation == (1, 1):
-        y = _folded(Pixels(x, to_numbers), kernel, strides[0], params["precision"])
+        y = _folded(Pixels(x, to_numbers), kernel, strides[0], multiply)
     else:
         patches = _patches(to_numbers(x), kernel.shape[:-2], strides, dilation)
-        y = _product(patches, kernel.reshape(-1, kernel.shape[-1]), precision=params["precision"])
+        y = _product(patches, kernel.reshape(-1, kernel.shape[-1]), multiply)
     return y.transpose(np.argsort((of_out[0], *of_out[2:], of_out[1])))
 
 
@@ -268,7 +320,7 @@ _ADD, _COPY = 8, 30
 multiplications of a product (benchmarks/convolutions.md)."""
 
 
-def _folded(seen: Pixels, kernel: Array, stride: int, precision: Any) -> Array:
+def _folded(seen: Pixels, kernel: Array, stride: int, multiply: Multiply) -> Array:
     """A convolution ``[N, H, W, C] -> [N, h, w, O]`` without padding, as one without strides.
 
     Cells of ``stride`` by ``stride`` pixels become the channels of one (space to depth), which
@@ -280,7 +332,7 @@ def _folded(seen: Pixels, kernel: Array, stride: int, precision: Any) -> Array:
     outputs = 2 if stride == 1 and x.shape[-1] < _FEW else 1  # along an edge of a cell
     cell = stride * outputs
     if cell == 1:
-        return _correlation(seen, kernel, precision)
+        return _correlation(seen, kernel, multiply)
     images, channels, features = x.shape[0], x.shape[-1], kernel.shape[-1]
     out = [(n - k) // stride + 1 for n, k in zip(x.shape[1:3], kernel.shape[:2], strict=True)]
     window = [-(-(k + stride * (outputs - 1)) // cell) for k in kernel.shape[:2]]  # in cells
@@ -305,7 +357,7 @@ def _folded(seen: Pixels, kernel: Array, stride: int, precision: Any) -> Array:
     kernel = shifted(shifted(kernel, 0), 1)  # [rows, columns, C, outputs, outputs, O]
     kernel = kernel.reshape(window[0], cell, window[1], cell, channels, -1)
     kernel = kernel.transpose(0, 2, 1, 3, 4, 5).reshape(*window, x.shape[-1], -1)
-    y = _correlation(Pixels(x, to_numbers), kernel, precision)
+    y = _correlation(Pixels(x, to_numbers), kernel, multiply)
     blocks = y.shape[1:3]
     y = y.reshape(images, *blocks, outputs, outputs, features).transpose(0, 1, 3, 2, 4, 5)
     y = y.reshape(images, blocks[0] * outputs, blocks[1] * outputs, features)
@@ -327,14 +379,14 @@ def _cells(x: Array) -> Array:
     return y.reshape(images, rows, columns, -1)
 
 
-def _correlation(seen: Pixels, kernel: Array, precision: Any) -> Array:
+def _correlation(seen: Pixels, kernel: Array, multiply: Multiply) -> Array:
     """``x [N, H, W, C]`` with ``kernel [kh, kw, C, O]``, no stride, no padding, with a gradient of
     its own."""
     x, to_numbers = seen
 
     @jax.custom_vjp
     def correlate(x: Array, kernel: Array) -> Array:
-        return _correlated(Pixels(x, to_numbers), kernel, precision)
+        return _correlated(Pixels(x, to_numbers), kernel, multiply)
 
     def forward(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
         return correlate(x, kernel), (x, kernel)
@@ -344,14 +396,14 @@ def _correlation(seen: Pixels, kernel: Array, precision: Any) -> Array:
         if x.dtype == jnp.uint8:
             of_x: Any = np.zeros(x.shape, jax.dtypes.float0)  # bytes have no gradient
         else:
-            of_x = _input_gradient(g, kernel, precision)
-        return of_x, _kernel_gradient(Pixels(x, to_numbers), g, precision)
+            of_x = _input_gradient(g, kernel, multiply)
+        return of_x, _kernel_gradient(Pixels(x, to_numbers), g, multiply)
 
     correlate.defvjp(forward, backward)
     return correlate(x, kernel)
 
 
-def _correlated(seen: Pixels, kernel: Array, precision: Any) -> Array:
+def _correlated(seen: Pixels, kernel: Array, multiply: Multiply) -> Array:
     """`_correlation` itself, in the cheaper of two ways.
 
     Either every pixel is multiplied by all of the kernel, and each result is the sum of what its
@@ -367,7 +419,7 @@ def _correlated(seen: Pixels, kernel: Array, precision: Any) -> Array:
 
     def by_shifts(x: Array) -> Array:
         matrix = kernel.transpose(2, 0, 1, 3).reshape(channels, -1)
-        terms = jnp.matmul(to_numbers(x), matrix, precision=precision)
+        terms = multiply(to_numbers(x), matrix)
         terms = terms.reshape(*x.shape[:3], height * width, features)
         total = jnp.zeros((), kernel.dtype)
         for k, (row, column) in enumerate(np.ndindex(height, width)):
@@ -376,7 +428,7 @@ def _correlated(seen: Pixels, kernel: Array, precision: Any) -> Array:
 
     def by_patches(x: Array) -> Array:
         patches = _patches(to_numbers(x), (height, width), (1, 1), (1, 1))
-        return jnp.matmul(patches, kernel.reshape(-1, features), precision=precision)
+        return multiply(patches, kernel.reshape(-1, features))
 
     images = _images_at_a_time(x.shape, kernel.shape)
     few = x.reshape(-1, images, *x.shape[1:])
@@ -392,7 +444,7 @@ def _images_at_a_time(x: tuple[int, ...], kernel: tuple[int, ...]) -> int:
     return largest_divisor(x[0], max(1, _BLOCK // numbers))
 
 
-def _input_gradient(g: Array, kernel: Array, precision: Any) -> Array:
+def _input_gradient(g: Array, kernel: Array, multiply: Multiply) -> Array:
     """Of `_correlation`: the gradient ``g [N, h, w, O]`` of its results gives ``[N, H, W, C]``.
 
     Each result's product with all of the kernel is added to the pixels of its window.
@@ -403,7 +455,7 @@ def _input_gradient(g: Array, kernel: Array, precision: Any) -> Array:
     matrix = kernel.reshape(-1, features).T
 
     def block(g: Array) -> Array:
-        terms = jnp.matmul(g, matrix, precision=precision)
+        terms = multiply(g, matrix)
         terms = terms.reshape(*g.shape[:3], height * width, channels)
         total = jnp.zeros((len(g), *pixels, channels), g.dtype)
         for k, (row, column) in enumerate(np.ndindex(height, width)):
@@ -418,7 +470,7 @@ def _input_gradient(g: Array, kernel: Array, precision: Any) -> Array:
     return x.reshape(-1, *pixels, channels)
 
 
-def _kernel_gradient(seen: Pixels, g: Array, precision: Any) -> Array:
+def _kernel_gradient(seen: Pixels, g: Array, multiply: Multiply) -> Array:
     """Of `_correlation`: ``x [N, H, W, C]`` and the gradient ``g [N, h, w, O]`` of its results give
     ``[kh, kw, C, O]``.
 
@@ -437,7 +489,7 @@ def _kernel_gradient(seen: Pixels, g: Array, precision: Any) -> Array:
 
         def product(row: int, column: int) -> Array:
             seen = x[:, row : row + rows, column : column + columns].reshape(-1, channels)
-            return jnp.matmul(transposed, seen, precision=precision)
+            return multiply(transposed, seen)
 
         places = np.ndindex(*window)
         return [t + product(*place) for t, place in zip(totals, places, strict=True)], None

@@ -286,6 +286,10 @@ class HostRunner:
         """As `state.fetch`."""
         return state.fetch(self.placement, placed)
 
+    def digests(self, fetched: State) -> dict[int, str]:
+        """As `state.digests`."""
+        return state.digests(self.placement, fetched)
+
     def fetch_actor(self, placed: State) -> PyTree:
         """As `state.fetch_actor`."""
         return state.fetch_actor(self.algo, self.placement, placed, self.config.num_iterations)

@@ -79,6 +79,11 @@ class Runner(Protocol):
         """The part of the state that this process holds, in NumPy arrays that nobody changes."""
         ...
 
+    def digests(self, fetched: PyTree) -> dict[int, str]:
+        """Of each agent that this process holds, by its index: a digest of what it has learned, the
+        same on any devices. ``fetched`` is what `fetch` gave. Called in a thread."""
+        ...
+
     def place(self, saved: PyTree, say: Callable[[str], None]) -> State:
         """The inverse of `fetch`; ``say`` shows the user a line where it takes long."""
         ...

@@ -17,6 +17,7 @@ import optax
 from jaxrl_scale.config import Config
 from jaxrl_scale.loop.keys import INIT, UPDATE, agent_key, agent_seeds
 from jaxrl_scale.parallel.placement import Placement
+from jaxrl_scale.records import digest
 from jaxrl_scale.types import Algorithm, Array, Key, Metrics, Part, Pool, PyTree, Rollout, Time
 
 
@@ -244,6 +245,22 @@ def fetch(placement: Placement, state: State) -> State:
     """Of the canonical state the part of this process (see `parts`), a copy on the host."""
     joined = State(placement.join_shared(state.shared), placement.join_local(state.local))
     return jax.tree.map(np.array, joined)  # the next step takes the buffers back
+
+
+def digests(placement: Placement, fetched: State) -> dict[int, str]:
+    """Of each agent that this process holds, by its index: the digest of what is the same on all
+    devices, which is what it has learned. Parameters, optimizer, statistics and counters are in it,
+    environments and replay are not.
+
+    Args:
+      fetched: what `fetch` gave.
+    """
+    held, _ = placement.held
+
+    def digest_of(k: int) -> str:
+        return digest.of_tree(jax.tree.map(lambda x: x[k - held.start], fetched.shared))
+
+    return {k: digest_of(k) for k in range(held.start, held.stop)}
 
 
 def fetch_actor(algo: Algorithm, placement: Placement, state: State, num_iterations: int) -> PyTree:

@@ -9,6 +9,7 @@ import jax
 
 from jaxrl_scale.config import Config
 from jaxrl_scale.errors import RunError
+from jaxrl_scale.learning import products
 from jaxrl_scale.options import largest_divisor
 from jaxrl_scale.parallel.hosts import Hosts
 from jaxrl_scale.parallel.machine import (
@@ -39,9 +40,14 @@ def initialize(config: Config, hosts: Hosts | None = None) -> Placement:
     jax.config.update("jax_enable_x64", False)
     hosts = hosts or Hosts()
     cores = _span(hosts) if hosts.several else len(visible_cores())
-    with contextlib.suppress(RuntimeError):  # in a notebook the backend may exist already
+    started = False
+    try:
         # One CPU device a core; without effect where the default backend is a GPU.
         jax.config.update("jax_num_cpu_devices", config.devices or cores)
+    except RuntimeError:
+        started = True  # in a notebook the backend may exist already
+    if config.portable:
+        cap(started)
     placement = place(config, find_devices(), cores)
     if hosts.several:
         placement.connect()
@@ -142,6 +148,8 @@ def place(config: Config, devices: list[jax.Device], cores: int = 1) -> Placemen
             f"num_seeds={config.num_seeds}; "
             f"try {largest_divisor(config.num_shards, processes)} processes"
         )
+    if config.portable:
+        check_portable(devices[0].platform)
     count = wanted if by_agents else largest_divisor(config.num_shards // processes, wanted)
     exact = config.reduction == "exact" or (
         config.reduction == "auto" and devices[0].platform == "cpu"
@@ -154,5 +162,50 @@ def place(config: Config, devices: list[jax.Device], cores: int = 1) -> Placemen
         num_shards=config.num_shards,
         by_agents=by_agents,
         exact=exact,
+        portable=config.portable,
         num_threads=config.num_threads or cores,
     )
+
+
+_CAP = "--xla_cpu_max_isa=AVX2"
+
+
+def cap(started: bool) -> None:
+    """Let XLA compile for processors with AVX2 and FMA, whatever this one has beside them.
+
+    With AVX-512 it chooses other products that become fused multiply-adds. This is a flag of the
+    process: as an option of a program, jaxlib 0.10.2 takes it and compiles for AVX-512 all the
+    same.
+
+    Args:
+      started: JAX has used a device of this process and reads no flags any more.
+
+    Raises:
+      RunError: it is too late, or the user's flags ask for something else.
+    """
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    given = [flag for flag in flags if flag.startswith(_CAP.partition("=")[0] + "=")]
+    if given and given[-1].upper() != _CAP.upper():
+        raise RunError(f"portable=True needs {_CAP}, and XLA_FLAGS has {given[-1]}; remove it")
+    if not given and started:
+        raise RunError(
+            "portable=True comes too late: JAX has used a device in this process already. Start "
+            f"another one, or set XLA_FLAGS={_CAP} before the first device is used"
+        )
+    if not given:
+        os.environ["XLA_FLAGS"] = " ".join([*flags, _CAP])
+
+
+def check_portable(platform: str) -> None:
+    """Raise a `RunError` where a portable run cannot have the bits that it has elsewhere: on
+    another ``platform`` than CPUs, or on a processor that cannot do what others do."""
+    if platform != "cpu":
+        raise RunError(f"portable=True is for CPUs, not for a {platform}; try JAX_PLATFORMS=cpu")
+    features: set[str] = set()
+    with contextlib.suppress(OSError):
+        features = set(processor_features().split())
+    if missing := products.PORTABLE_NEEDS - features:
+        raise RunError(
+            f"portable=True needs an x86 processor with AVX2 and FMA; {', '.join(sorted(missing))} "
+            "is not among the flags in this one's /proc/cpuinfo"
+        )

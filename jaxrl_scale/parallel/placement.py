@@ -44,6 +44,7 @@ class Placement:
     num_shards: int
     by_agents: bool  # whole agents on devices, or a block of every agent's shards
     exact: bool  # the fixed-order sum, or one big batch
+    portable: bool = False  # the same instructions on every processor
     num_threads: int = 1  # of the simulators of this process
     find: Find | None = None  # None: every program is compiled
 
@@ -129,8 +130,8 @@ class Placement:
     # --- compiling --------------------------------------------------------------------------
 
     @property
-    def compiler_options(self) -> dict[str, str]:
-        return products.compiler_options() if self.exact and self.on_cpus else {}
+    def compiler_options(self) -> dict[str, Any]:
+        return products.compiler_options(self.portable) if self.exact and self.on_cpus else {}
 
     def compile(
         self,
@@ -163,7 +164,7 @@ class Placement:
         self,
         f: Any,
         args: tuple[PyTree, ...],
-        options: dict[str, str],
+        options: dict[str, Any],
         devices: Sequence[jax.Device],
         name: str,
     ) -> Any:

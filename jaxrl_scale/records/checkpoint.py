@@ -1,9 +1,10 @@
 """The checkpoints of a run: saved in the background, the last ones and the best one kept.
 
 A checkpoint is a folder named after its iteration that holds the leaves of a tree as named arrays
-(see `jaxrl_scale.records.array_folder`). Its record has the caller's ``meta`` and ``score``, a
-description of each array (see `jaxrl_scale.records.pieces`), and an id. By the descriptions a
-checkpoint of another config, which is an error, is told from a damaged one, which is skipped.
+(see `jaxrl_scale.records.array_folder`). Its record has the caller's ``meta`` and ``score``, the
+``digest`` of what the agents have learned, a description of each array (see
+`jaxrl_scale.records.pieces`), and an id. By the descriptions a checkpoint of another config, which
+is an error, is told from a damaged one, which is skipped.
 
 **Several processes.** Each process writes what it holds, so that nothing large is gathered. A
 process beside process 0 writes a folder ``<iteration>.part-<process>-of-<processes>`` and tells
@@ -39,6 +40,7 @@ from jaxrl_scale.errors import INPUT_OUTPUT_ERROR, RunError
 from jaxrl_scale.parallel.hosts import Hosts
 from jaxrl_scale.records import array_folder, pieces
 from jaxrl_scale.records.array_folder import Damage, reason
+from jaxrl_scale.records.digest import of_run
 from jaxrl_scale.types import PyTree
 
 Found = tuple[int, PyTree, dict[str, Any]]
@@ -54,11 +56,20 @@ class Checkpoints:
     Args:
       parts: in a run of several processes, which part of each array this process holds: the
         state's tree with a `Part` for each array. Without it, every array is held whole.
+      digests: gives of a state the digests of the agents that this process holds, by their indices;
+        None: the checkpoints have no digest.
     """
 
     def __init__(
-        self, directory: Path, keep: int, hosts: Hosts | None = None, parts: PyTree = None
+        self,
+        directory: Path,
+        keep: int,
+        hosts: Hosts | None = None,
+        parts: PyTree = None,
+        digests: Callable[[PyTree], dict[int, str]] | None = None,
     ):
+        self._digests = digests
+        self.digest: str | None = None  # of the state that was saved or restored last; see `wait`
         self.directory, self.keep = Path(directory).absolute(), keep
         self.hosts, self.parts = hosts or Hosts(), parts
         try:
@@ -125,6 +136,8 @@ class Checkpoints:
         they no longer count, that iteration can be saved again, and they can be looked at."""
         self.wait()
         found, damaged = _search(self.directory, target, warn, best, self.hosts, self.parts)
+        if found:
+            self.digest = self._digest_of(found[1], "main")
         for path in damaged if self.hosts.leader else ():
             aside = path.with_name(f"{path.name}.damaged")
             shutil.rmtree(aside, ignore_errors=True)  # of an earlier time
@@ -145,6 +158,7 @@ class Checkpoints:
         hosts, whole = self.hosts, self.directory / str(iteration)
         own = whole if hosts.leader else _part(whole, hosts.process_id, hosts.num_processes)
         try:
+            self.digest = record["digest"] = self._digest_of(state, "save")
             if not self._gather(f"{iteration} is saved already", whole.exists())[0]:
                 # What all hold whole, process 0 writes for those that see its folder.
                 only_parts = self.folder_is_shared and not hosts.leader
@@ -165,6 +179,14 @@ class Checkpoints:
             array_folder.remove_leftovers(self.directory, own.name)  # makes room on a full disk
             message = f"cannot save checkpoint {own}: {reason(error)}"
             raise RunError(message, INPUT_OUTPUT_ERROR) from error
+
+    def _digest_of(self, state: PyTree, thread: str) -> str | None:
+        """The run's, from the digests of the agents of all processes."""
+        if self._digests is None:
+            return None
+        held = list(self._digests(state).items())  # JSON knows no numbers as keys
+        agents = self.hosts.gather("digests", held, thread)
+        return of_run(dict(pair for pairs in agents for pair in pairs))
 
     def _gather(self, name: str, value: Any) -> list[Any]:
         return self.hosts.gather(name, value, thread="save")

@@ -196,12 +196,15 @@ class Log:
 
     # --- after the loop ---------------------------------------------------------------------
 
-    def finish(self, status: str, memory: Memory, stopped_by: str = "") -> Summary:
+    def finish(
+        self, status: str, memory: Memory, digest: str | None, stopped_by: str = ""
+    ) -> Summary:
         """Write the summary, close the files and tell the user how the run ended.
 
         Args:
           status: done, stopped or failed.
           memory: the runner's.
+          digest: that of the checkpoint of this iteration; None if there is none.
           stopped_by: which signal did; empty where the run was to stop here.
         """
         failed = sorted(self._progress.failed)
@@ -210,6 +213,7 @@ class Log:
             "iterations": self.iteration,
             "num_seeds": self._config.num_seeds,
             "failed": failed,
+            "digest": digest,
             "return_100": self._progress.recent_return(),
             "target_return": self._config.target_return,
             **self._clock.summary(),

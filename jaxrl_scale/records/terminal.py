@@ -187,6 +187,8 @@ def summary_lines(config: Config, summary: Summary) -> list[tuple[str, str]]:
         lines.append(("agents", f"{summary['num_seeds']}  ({text})"))
     rate = compact(summary["steps_per_second"])
     lines.append(("environment steps", f"{summary['env_steps']:,}  ({rate} a second)"))
+    if digest := summary.get("digest"):
+        lines.append(("digest", digest[:16]))
     compiling = duration(summary["compile_seconds"])
     lines.append(("time", f"{duration(summary['wall_seconds'])}  (compilation {compiling})"))
     if summary.get("peak_memory_mb"):

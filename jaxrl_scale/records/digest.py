@@ -1,0 +1,28 @@
+"""Digests, by which runs are compared to the last bit without their checkpoints."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import jax
+import numpy as np
+
+from jaxrl_scale.types import PyTree
+
+
+def of_tree(tree: PyTree) -> str:
+    """The SHA-256, in hexadecimal digits, of a tree of arrays on the host: of the leaves' names,
+    dtypes, shapes and bytes."""
+    digest = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        x = np.asarray(leaf)
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        digest.update(f"{name} {x.dtype.name}{list(x.shape)}\n".encode())
+        digest.update(np.ascontiguousarray(x).data.cast("B") if x.size else b"")
+    return digest.hexdigest()
+
+
+def of_run(agents: Mapping[int, str]) -> str:
+    """The digest of a run from those of its agents, by their indices."""
+    return hashlib.sha256("\n".join(agents[k] for k in sorted(agents)).encode()).hexdigest()
