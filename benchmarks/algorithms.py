@@ -30,12 +30,12 @@ from jaxrl_scale.config import command_line, files
 from jaxrl_scale.records.past_run import read_object, read_summary
 
 CONFIGS = Path(__file__).parents[1] / "configs"
-ALGOS = ("ppo", "a2c", "impala", "dqn", "apex", "pqn")
+ALGOS = ("ppo", "a2c", "impala", "dqn", "apex", "pqn", "sac")
 ENVIRONMENTS = (
-    *("cartpole", "acrobot", "mountain_car", "pendulum", "lunar_lander", "memory_chain"),
-    *("breakout", "space_invaders"),
+    *("cartpole", "acrobot", "mountain_car", "pendulum", "lunar_lander"),
+    *("lunar_lander_continuous", "memory_chain", "breakout", "space_invaders"),
 )
-JUDGED_IN_GYMNASIUM = ("lunar_lander",)
+JUDGED_IN_GYMNASIUM = ("lunar_lander", "lunar_lander_continuous")
 
 
 class Row(NamedTuple):

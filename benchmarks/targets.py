@@ -27,6 +27,7 @@ TARGETS = {
     "mountain_car": Target(64, -115.0, -130.0),
     "pendulum": Target(64, -200.0, -300.0),
     "lunar_lander": Target(8, 265.0, 240.0, failures=1),
+    "lunar_lander_continuous": Target(2, 265.0, 240.0),  # no other seeds were trained
     "memory_chain": Target(8, 0.95, 0.95),
     "a2c_cartpole": Target(64, 495.0, 490.0),
     "a2c_acrobot": Target(64, -90.0, -90.0),
@@ -44,6 +45,8 @@ TARGETS = {
     "dqn_acrobot": Target(8, -85.0, -85.0, failures=1),
     "dqn_mountain_car": Target(16, -110.0, -130.0, failures=2),
     "dqn_lunar_lander": Target(8, 220.0, 220.0, failures=4, minutes=30),
+    # 128 episodes have a standard error of 7; 500 in Gymnasium gave -145.9, the worst -152.2.
+    "sac_pendulum": Target(8, -155.0, -165.0),
     "apex_cartpole": Target(32, 495.0, 490.0, failures=3),
     "apex_acrobot": Target(8, -80.0, -80.0, failures=3),
     "apex_mountain_car": Target(8, -110.0, -130.0),

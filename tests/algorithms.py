@@ -6,6 +6,7 @@ import dataclasses
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from learners import GAMMA
 
@@ -41,6 +42,7 @@ Q_PROBED = PROBED | {
     "learning_starts": 512,
     "tau": 0.05,
 }
+SOFT = {"temperature": 0.5, "target_entropy": -1.0}
 CASES = {
     "ppo": Case(
         SCALED
@@ -77,10 +79,17 @@ CASES = {
         Q_PROBED | {"epsilon_start": 0.5, "epsilon_end": 0.5},
         40,
     ),
+    "sac": Case(
+        NORMALIZED | {k: x for k, x in REPLAY.items() if k != "huber_delta"} | SOFT,
+        Q_PROBED | {"temperature": 0.1},
+        40,
+    ),
     "apex": Case(NORMALIZED | REPLAY | {"lag": 2}, Q_PROBED | {"epsilon": 0.5, "ladder": 1.0}, 40),
 }
 NAMES = tuple(CASES)
 assert set(NAMES) == set(algos.names())
+CONTINUOUS = ("sac",)
+"""Those that take continuous actions alone. The others are tested with discrete ones."""
 
 
 def options(name):
@@ -91,7 +100,8 @@ def options(name):
 def everything(name, **changes):
     """A config that compiles and runs in seconds, with every option on."""
     whole = {"num_envs": 16, "num_shards": 8, "rollout_length": 8, "hidden_sizes": (16,)}
-    whole |= {"env": "CartPole-v1", "iterations": 8, "seed": 7, "devices": 1} | changes
+    whole |= {"env": "probes:Push" if name in CONTINUOUS else "CartPole-v1"}
+    whole |= {"iterations": 8, "seed": 7, "devices": 1} | changes
     return _config(name, CASES[name].everything, whole)
 
 
@@ -127,6 +137,16 @@ def learned(config, spec, params):
         network = networks.make_q(config, spec, dueling=dueling, layer_norm=layer_norm)
         q = lambda obs: np.asarray(network.apply(params, obs))  # noqa: E731
         return lambda obs: q(obs).argmax(-1), lambda obs: q(obs).max(-1)
+    if config.algo.name == "sac":
+        actor_critics = networks.make_actor_critics(config, spec)
+
+        def mean(obs):
+            return jnp.tanh(actor_critics.policy(params["policy"], obs)[..., :1])
+
+        def value(obs):
+            return np.asarray(actor_critics.values(params["values"], obs, mean(obs)).min(-1))
+
+        return lambda obs: np.int32(mean(obs)[..., 0] > 0), value
     network = networks.make(config, spec)
     both = lambda obs: [np.asarray(x) for x in network.apply(params, obs)]  # noqa: E731
     return lambda obs: both(obs)[0].argmax(-1), lambda obs: both(obs)[1]

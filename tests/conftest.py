@@ -58,7 +58,8 @@ STRICT = {
     f"test_{what}"
     for what in (
         *("returns", "normalize", "optim", "replay", "networks", "rollout"),
-        *("ppo", "a2c", "impala", "pqn", "dqn", "apex", "q_learning", "recurrent", "algorithms"),
+        *("ppo", "a2c", "impala", "pqn", "dqn", "apex", "sac", "q_learning", "recurrent"),
+        "algorithms",
     )
 }
 """Modules in which arrays must have the right rank and dtype by themselves: those of what
@@ -78,7 +79,7 @@ def strict_promotion(request):
 QUICKLY = {
     f"test_{what}"
     for what in (
-        *("ppo", "a2c", "impala", "pqn", "dqn", "apex", "q_learning"),
+        *("ppo", "a2c", "impala", "pqn", "dqn", "apex", "sac", "q_learning"),
         *("rollout", "randomness", "check_env", "export", "lunar_lander"),
     )
 }

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from jaxrl_scale.types import Discrete, EnvSpec, HostStep
+from jaxrl_scale.types import Box, Discrete, EnvSpec, HostStep
 
 LIMIT = 0.2095, 2.4  # rad, m
 
@@ -68,7 +68,11 @@ class Poles:
         return np.stack([np.float32(pole.state) for pole in self.poles])
 
     def send(self, action):
-        assert action.dtype == np.int32
+        if isinstance(self.env.spec.action, Box):
+            assert action.dtype == np.float32
+            action = action[:, 0] > 0
+        else:
+            assert action.dtype == np.int32
         self.steps += 1
         self.underway = [
             self.threads.submit(self.step, *each) for each in zip(self.poles, action, strict=True)
@@ -95,11 +99,13 @@ def _array(name, column):
 
 
 class HostCartPole:
-    """A score is twice the reward, and a game has ``lives``."""
+    """A score is twice the reward, and a game has ``lives``. ``actions``: how many, of which the
+    last two are told apart; 0: one number, which pushes right where it is above 0."""
 
     def __init__(self, lives: int = 1, limit: int = 500, breaks_at: int = 0, actions: int = 2):
         self.lives, self.limit, self.breaks_at = lives, limit, breaks_at
-        self.spec = EnvSpec("HostCartPole", (4,), Discrete(actions))
+        action = Discrete(actions) if actions else Box(-1.0, 1.0, (1,))
+        self.spec = EnvSpec("HostCartPole", (4,), action)
 
     def simulate(self, seeds, num_threads):
         return Poles(self, seeds, num_threads)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import probes
 
-from jaxrl_scale.types import Discrete, EnvSpec, Rollout
+from jaxrl_scale.types import Box, Discrete, EnvSpec, Rollout
 
 GAMMA = 0.9
 MIXED = (probes.Observation(), probes.Discount(), probes.Truncation(), probes.Both())
@@ -13,9 +13,12 @@ MIXED = (probes.Observation(), probes.Discount(), probes.Truncation(), probes.Bo
 
 class Mixture:
     """Every episode is one of some probe environments, and is told which: what each of them
-    isolates is still told apart by its own values, for one compilation instead of many."""
+    isolates is still told apart by its own values, for one compilation instead of many. Of the
+    ``continuous`` actions those above 0 are action 1, the others action 0."""
 
-    spec = EnvSpec("Mixture", (len(MIXED) + 1,), Discrete(2))
+    def __init__(self, continuous=False):
+        action = Box(-1.0, 1.0, (1,)) if continuous else Discrete(2)
+        self.spec = EnvSpec("Mixture", (len(MIXED) + 1,), action)
 
     def reset(self, key):
         key_kind, key = jax.random.split(key)
@@ -25,6 +28,8 @@ class Mixture:
 
     def step(self, key, state, action):
         kind, states = state
+        if isinstance(self.spec.action, Box):
+            action = jnp.int32(action[0] > 0)
         states, seen = zip(
             *(env.step(key, s, action) for env, s in zip(MIXED, states, strict=True)), strict=True
         )

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_scale.types import Discrete, EnvSpec, TimeStep
+from jaxrl_scale.types import Box, Discrete, EnvSpec, TimeStep
 
 NO = jnp.zeros((), bool)
 YES = jnp.ones((), bool)
@@ -126,6 +126,23 @@ class Counter:
         return state, TimeStep(
             state[None].astype(jnp.float32), state.astype(jnp.float32), state >= self.length, NO
         )
+
+
+class Push:
+    """Continuous actions: two forces push a point, whose episode ends two away from the middle, and
+    is cut after 20 steps."""
+
+    spec = EnvSpec("Push", (2,), Box(-1.0, 3.0, (1, 2)), 20)
+
+    def reset(self, key):
+        state = jax.random.uniform(key, (2,), minval=-1.0)
+        return state, state
+
+    def step(self, key, state, action):
+        position, speed = state
+        speed = speed + 0.5 * (action[0, 0] - action[0, 1])
+        state = jnp.stack([position + 0.2 * speed, speed])
+        return state, TimeStep(state, -jnp.square(position), jnp.abs(state[0]) > 2, NO)
 
 
 class Pixels:

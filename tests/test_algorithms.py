@@ -17,7 +17,7 @@ from jaxrl_scale.config import Config
 from jaxrl_scale.learning import networks, normalize, returns
 from jaxrl_scale.loop import state as run_state
 from jaxrl_scale.parallel.sums import local_pool
-from jaxrl_scale.types import Discrete, EnvSpec
+from jaxrl_scale.types import Box, Discrete, EnvSpec
 
 every_algorithm = pytest.mark.parametrize("name", algorithms.NAMES)
 
@@ -26,9 +26,10 @@ every_algorithm = pytest.mark.parametrize("name", algorithms.NAMES)
 @every_algorithm
 def test_the_values_and_the_policy_of_the_probe_environments_are_learned(name):
     config = algorithms.probing(name)
-    state, _ = steps(runner_of(config, Mixture()), config.num_iterations)
+    env = Mixture(continuous=name in algorithms.CONTINUOUS)
+    state, _ = steps(runner_of(config, env), config.num_iterations)
     params = jax.tree.map(lambda x: x[0], state.shared.algo.params)
-    action, value = algorithms.learned(config, Mixture.spec, params)
+    action, value = algorithms.learned(config, env.spec, params)
     check_values(asked(value))
     np.testing.assert_array_equal(asked(action)["Both"], [0, 1])
 
@@ -117,6 +118,7 @@ def test_agents_with_different_numbers_and_seeds_are_the_single_runs(name):
 
 S, T, B = 2, 8, 4
 SPEC = EnvSpec("twin", (4,), Discrete(2))
+CONTINUOUS = EnvSpec("twin", (4,), Box(-2.0, 1.0, (2,)))
 LAST = 4  # iterations of the run
 ACTOR_CRITICS = pytest.mark.parametrize("name", ["ppo", "a2c"])
 
@@ -140,7 +142,8 @@ def updating(name, **changes):
     sizes |= {"target_kl": None}  # random log-probabilities are far from those of the policy
     options = options | {key: size for key, size in sizes.items() if key in options} | changes
     config = Config(algo=algos.get(name).Config(**options), iterations=LAST, **whole)
-    algo = algos.get(name).make(config, SPEC, local_pool(S))
+    spec = CONTINUOUS if name in algorithms.CONTINUOUS else SPEC
+    algo = algos.get(name).make(config, spec, local_pool(S))
     local = jax.vmap(algo.init_local, (None, 0))(jax.random.key(0), jnp.arange(S))
     quickly = {"xla_backend_optimization_level": "0"}
     compiled = jax.jit(algo.update, compiler_options=quickly)
@@ -161,6 +164,9 @@ def acted(name, seed):
     rng = np.random.default_rng(seed)
     noise = rng.normal(-0.7, 0.1, (2, S, T, B)).astype(np.float32)
     both = (noise[0], noise[1])
+    if name in algorithms.CONTINUOUS:
+        action = rng.uniform(-2, 1, (S, T, B, 2)).astype(np.float32)
+        rollout = rollout._replace(action=action)
     extras = {"ppo": both, "a2c": noise[0], "impala": noise[0], "apex": both}
     return rollout._replace(extras=extras.get(name, ()))
 
@@ -177,9 +183,13 @@ def test_what_a_reset_step_holds_reaches_nothing(name, anything):
     rollout = acted(name, 0)
     assert rollout.terminated[:, :-1].any()
     behind = np.concatenate([np.zeros((S, 1, B), bool), rollout.terminated], 1)
+    if name in algorithms.CONTINUOUS:
+        action = np.where(rollout.valid[..., None], rollout.action, np.float32(anything))
+    else:
+        action = np.where(rollout.valid, rollout.action, 1 - rollout.action)
     spoiled = rollout._replace(
         obs=np.where(behind[..., None], np.float32(anything), rollout.obs),
-        action=np.where(rollout.valid, rollout.action, 1 - rollout.action),
+        action=action,
         extras=jax.tree.map(
             lambda x: np.where(behind[:, :-1], np.float32(anything), x), rollout.extras
         ),

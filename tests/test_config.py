@@ -235,7 +235,7 @@ def test_an_environment_alone_starts_from_the_settings_that_come_with_the_packag
     assert loaded("--env=CartPole-v1", "--algo=dqn") == files.read_file(CONFIGS / "dqn_cartpole.py")
     assert loaded("--env=CartPole-v1", "--config=none") == DEFAULTS
     assert loaded() == DEFAULTS
-    for env in ("gymnasium:CartPole-v1", "LunarLanderContinuous-v3", "my_module:CartPole"):
+    for env in ("gymnasium:CartPole-v1", "MountainCarContinuous-v0", "my_module:CartPole"):
         assert loaded(f"--env={env}") == DEFAULTS.replace(env=env)
     for algo in ("dqn", "apex"):  # PPO's sizes would not suit it
         assert loaded("--env=Pendulum-v1", f"--algo={algo}").num_envs == DEFAULTS.num_envs

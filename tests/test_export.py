@@ -49,6 +49,7 @@ CASES = {
     "memory of images": Case("ppo", {"recurrent": True}, images(6), {}),
     "dueling": Case("dqn", NORMALIZED | {"dueling": True}, VECTOR, {}),
     "oldest weights": Case("apex", {"lag": 1}, VECTOR, {}),
+    "squashed": Case("sac", NORMALIZED, BOX, {"activation": "relu"}),
     "layer norm": Case("pqn", {}, images(6), {}),
     "nature": Case("dqn", {}, images(36), {"network": "nature"}),
     "resnet": Case("ppo", {}, images(9, WIDE), {"network": "impala_resnet"}),

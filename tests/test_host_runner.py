@@ -121,7 +121,9 @@ def test_an_agent_with_a_memory_among_others_is_the_single_run_of_its_seed():
 @pytest.mark.quickly
 @pytest.mark.parametrize("name", algorithms.NAMES)
 def test_every_algorithm_learns_in_environments_on_the_host(name):
-    config = algorithms.everything(name, env=NAME, num_shards=4, iterations=2, restart_every=1)
+    kwargs = {"actions": 0} if name in algorithms.CONTINUOUS else {}
+    small = {"num_shards": 4, "iterations": 2, "restart_every": 1}
+    config = algorithms.everything(name, env=NAME, env_kwargs=kwargs, **small)
     runner = runner_of(config)
     state, history = steps(runner, 2)
     runner.close()

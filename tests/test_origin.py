@@ -21,7 +21,7 @@ from jaxrl_scale.parallel.hosts import Hosts
 
 def config_of(name="ppo", **changes):
     config = algorithms.everything(name)
-    return config.replace(env="CartPole-v1", hidden_sizes=(8,), devices=1, **changes)
+    return config.replace(hidden_sizes=(8,), devices=1, **changes)
 
 
 def found(config, other, agents=None, resume=None):

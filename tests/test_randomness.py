@@ -3,6 +3,7 @@
 import collections
 from typing import NamedTuple
 
+import algorithms
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +16,7 @@ from jaxrl_scale.learning import permute
 from jaxrl_scale.loop.evaluator import Evaluator
 from jaxrl_scale.options import traced
 from jaxrl_scale.parallel.sums import local_pool
-from jaxrl_scale.types import Algorithm, Discrete, EnvSpec, TimeStep
+from jaxrl_scale.types import Algorithm, Box, Discrete, EnvSpec, TimeStep
 
 AGENTS, SHARDS, ENVS, STEPS, ITERATIONS, EPISODES = 2, 2, 2, 3, 3, 4
 
@@ -126,6 +127,7 @@ SIZES = {
     "impala": {"minibatch_size": 16},
     "dqn": REPLAY,
     "apex": REPLAY,
+    "sac": REPLAY,
 }
 
 
@@ -134,7 +136,8 @@ def test_beginning_and_acting_draw_once_from_each_key(name):
     """JAX itself follows the keys through a program. Among others: whether to explore and which
     action to take then are drawn from two keys."""
     config = Config(num_envs=64, hidden_sizes=(4,), algo=algos.get(name).Config())
-    algo = algos.get(name).make(config, EnvSpec("any", (3,), Discrete(2)), local_pool(8))
+    action = Box(-1.0, 1.0, (2,)) if name in algorithms.CONTINUOUS else Discrete(2)
+    algo = algos.get(name).make(config, EnvSpec("any", (3,), action), local_pool(8))
 
     def act(key_shared, key_local, key_act):
         actor = algo.actor(algo.init_shared(key_shared, traced(config.algo)), time_at(0))

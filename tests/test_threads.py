@@ -20,6 +20,7 @@ from running import AS_USERS
 from jaxrl_scale.learning import products
 
 NAMES = ("batch", "mlp", "cnn", "gru")
+REPLAYING = ("dqn", "sac")
 SMALL_IMAGES, IMAGES = ("nature", "impala_resnet"), ("impala_resnet", "atari", "procgen")
 
 
@@ -68,7 +69,7 @@ def test_without_the_rewriting_of_products_the_bits_depend_on_the_threads():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("threads", "devices"), [(1, 1), (2, 4), (4, 2), (16, 1)])
-@pytest.mark.parametrize("name", [*NAMES, "dqn", *SMALL_IMAGES])
+@pytest.mark.parametrize("name", [*NAMES, *REPLAYING, *SMALL_IMAGES])
 def test_a_run_has_the_same_bits_for_any_number_of_threads_and_devices(
     name, threads, devices, reference
 ):
@@ -78,7 +79,7 @@ def test_a_run_has_the_same_bits_for_any_number_of_threads_and_devices(
 
 @pytest.fixture(scope="module")
 def reference():
-    return printed(start(8, "run", 1, *NAMES, "dqn", *SMALL_IMAGES))
+    return printed(start(8, "run", 1, *NAMES, *REPLAYING, *SMALL_IMAGES))
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """Networks for images, and that observations stay bytes until their first layer."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +15,7 @@ from jaxrl_scale.config import Config
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.learning import networks, normalize, torsos
 from jaxrl_scale.parallel.sums import local_pool
-from jaxrl_scale.types import Discrete, EnvSpec, Rollout
+from jaxrl_scale.types import Box, Discrete, EnvSpec, Rollout
 
 
 def images(*shape, actions=15):
@@ -89,6 +91,16 @@ def test_every_algorithm_can_use_them(name):
         network = networks.make_q(config, ATARI, **options)
         q = jax.eval_shape(lambda obs, net=network: net.apply(net.init(key), obs), obs)
         assert q.shape == (3, 5, 6)
+    steered = dataclasses.replace(ATARI, action=Box(-1.0, 1.0, (2,)))
+    both = networks.make_actor_critics(config, steered)
+    policy, values = jax.eval_shape(
+        lambda obs: (
+            both.policy(both.init(key)["policy"], obs),
+            both.values(both.init(key)["values"], obs, jnp.zeros((3, 5, 2))),
+        ),
+        obs,
+    )
+    assert (policy.shape, values.shape) == ((3, 5, 4), (3, 5, 2))
     network = networks.make_recurrent(config, ATARI)
     carry, (policy, value) = jax.eval_shape(
         lambda obs: network.apply(

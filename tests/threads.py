@@ -22,7 +22,7 @@ import jax
 import numpy as np
 
 from jaxrl_scale import envs
-from jaxrl_scale.algos import dqn, ppo
+from jaxrl_scale.algos import dqn, ppo, sac
 from jaxrl_scale.config import Config, check
 from jaxrl_scale.learning import networks, products
 from jaxrl_scale.parallel import backend
@@ -53,6 +53,12 @@ CONFIGS = {
     "dqn": large(
         dqn.Config(batch_size=1024, updates_per_iteration=2, replay_size=4096, learning_starts=512),
         hidden_sizes=(256, 256),
+    ),
+    "sac": large(
+        sac.Config(batch_size=1024, updates_per_iteration=2, replay_size=4096, learning_starts=512),
+        env="Pendulum-v1",
+        hidden_sizes=(256, 256),
+        activation="relu",
     ),
 }
 

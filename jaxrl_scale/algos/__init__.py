@@ -7,7 +7,7 @@ from types import ModuleType
 
 from jaxrl_scale.errors import RunError
 
-_NAMES = ("ppo", "a2c", "impala", "pqn", "dqn", "apex")
+_NAMES = ("ppo", "a2c", "impala", "pqn", "dqn", "apex", "sac")
 
 
 def names() -> tuple[str, ...]:

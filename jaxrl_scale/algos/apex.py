@@ -100,7 +100,6 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
     num_envs = config.envs_per_shard
     rows = config.rollout_length * num_envs  # of an iteration, in the ring of one shard
     num_rows = config.algo.replay_size // pool.num_shards
-    reach = config.algo.n_step * num_envs  # rows from the first step of a transition to its last
 
     def init_local(key: Key, shard_index: Array) -> Local:
         return Local(
@@ -178,7 +177,7 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
             target_params = q_learning.follow(shared, step, target_params, params)
             return (params, target_params, state, priorities), means
 
-        updates = q_learning.updates_due(options, config, time, stored, reach)
+        updates = q_learning.updates_due(options, config, time, stored)
         (*moved, priorities), metrics = optim.average_over(
             updates, gradient_step, (params, target_params, shared.optimizer, store.priorities)
         )

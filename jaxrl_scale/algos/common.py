@@ -69,7 +69,7 @@ def value_coef() -> Any:
     return option(0.5, "weight of the value loss", low=0)
 
 
-def max_grad_norm(default: float) -> Any:
+def max_grad_norm(default: float | None) -> Any:
     return option(
         default, "longest gradient; a longer one is scaled down to it (none: no limit)", above=0
     )

@@ -60,10 +60,8 @@ class Config:
 def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
     """DQN for one environment, on whatever shards ``pool`` stands for."""
     network = networks.make_q(config, spec, dueling=config.algo.dueling)
-    num_envs = config.envs_per_shard
-    rows = config.rollout_length * num_envs  # of an iteration, in the ring of one shard
     num_rows = config.algo.replay_size // pool.num_shards
-    reach = config.algo.n_step * num_envs  # rows from the first step of a transition to its last
+    rows = config.steps_per_iteration // pool.num_shards  # of an iteration, in a shard's ring
 
     def actor(shared: Shared, time: Time) -> Actor:
         epsilon = q_learning.linear_epsilon(shared.options, time.progress)
@@ -88,12 +86,7 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         options = shared.options
         stored = replay.window(time.iteration, rows, num_rows)
         ring = replay.insert(ring, rollout, stored.start)
-
-        def shard_choices(index: Array) -> Array:
-            shape = options.updates_per_iteration, options.batch_size // pool.num_shards
-            return replay.sample(jax.random.fold_in(key, index), stored, num_rows, reach, shape)
-
-        choices = jax.vmap(shard_choices)(pool.shard_index())  # [S, updates, M]
+        batch_of = q_learning.batches(pool, options, config, ring, stored, key)
         optimizer = optim.make(options, time.progress)
         params, unravel = ravel_pytree(shared.params)  # one vector [N]
         target_params, _ = ravel_pytree(shared.target_params)
@@ -112,17 +105,14 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
                     sums["loss_shard"] = total * jax.nn.one_hot(index, pool.num_shards)
                 return total, sums
 
-            batch = jax.vmap(
-                lambda ring, choice: replay.gather(ring, choice[step], options.n_step, num_envs)
-            )(ring, choices)  # [S, M, ...]
             gradient, means = optim.mean_gradient(
-                pool, shard_loss, params, pool.shard_index(), batch
+                pool, shard_loss, params, pool.shard_index(), batch_of(step)
             )
             params, state = optimizer.step(gradient, params, state)
             target_params = q_learning.follow(shared, step, target_params, params)
             return (params, target_params, state), means
 
-        updates = q_learning.updates_due(options, config, time, stored, reach)
+        updates = q_learning.updates_due(options, config, time, stored)
         moved, metrics = optim.average_over(
             updates, gradient_step, (params, target_params, shared.optimizer)
         )

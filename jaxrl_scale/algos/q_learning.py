@@ -1,8 +1,9 @@
 """What the Q-learning algorithms share: how they explore, the loss of DQN and Ape-X, and their
-target network."""
+target network, which SAC has, too."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +17,7 @@ from jaxrl_scale.types import Array, EnvSpec, Key, Metrics, Pool, PyTree, Rollou
 
 
 class Shared(NamedTuple):
-    """What is the same on all shards, for DQN and Ape-X."""
+    """What is the same on all shards, for DQN, Ape-X and SAC."""
 
     options: Any  # the algorithm's, its numbers are traced
     params: PyTree
@@ -37,7 +38,7 @@ class Actor(NamedTuple):
 
 
 def init(
-    network: networks.QNetwork,
+    network: networks.QNetwork | networks.ActorCritics,
     spec: EnvSpec,
     key: Key,
     options: Any,
@@ -131,14 +132,41 @@ def loss(
 # --- the steps of an iteration ------------------------------------------------------------------
 
 
-def updates_due(
-    options: Any, config: Sizes, time: Time, stored: replay.Window, reach: int
-) -> Array:
+def iterations_before_learning(options: Any, config: Sizes) -> int:
+    """The iterations that collect ``learning_starts`` steps of the environments."""
+    return -(-options.learning_starts // config.steps_per_iteration)
+
+
+def updates_due(options: Any, config: Sizes, time: Time, stored: replay.Window) -> Array:
     """The gradient steps of an iteration: none before ``learning_starts`` steps of the
     environments, and none while replay holds no whole transition."""
-    starts = -(-options.learning_starts // config.steps_per_iteration)
-    ready = (time.iteration + 1 >= starts) & (stored.stored > reach)
+    enough = time.iteration + 1 >= iterations_before_learning(options, config)
+    ready = enough & (stored.stored > _reach(options, config))
     return jnp.where(ready, options.updates_per_iteration, 0)
+
+
+def _reach(options: Any, config: Sizes) -> int:
+    """Rows of a shard's ring from a transition's first step to what is seen behind its last."""
+    steps: int = options.n_step * config.envs_per_shard
+    return steps
+
+
+def batches(
+    pool: Pool, options: Any, config: Sizes, ring: replay.Ring, stored: replay.Window, key: Key
+) -> Callable[[Array], replay.Transition]:
+    """``step -> batch [S, M, ...]`` of the gradient steps of an iteration, drawn uniformly: the
+    same number of transitions from every shard's ring ``[S, ...]``."""
+    num_rows = ring.valid.shape[1]
+    shape = options.updates_per_iteration, options.batch_size // pool.num_shards
+
+    def shard_rows(index: Array) -> Array:
+        key_shard = jax.random.fold_in(key, index)
+        return replay.sample(key_shard, stored, num_rows, _reach(options, config), shape)
+
+    rows = jax.vmap(shard_rows)(pool.shard_index())  # [S, updates, M]
+    return lambda step: jax.vmap(
+        lambda ring, row: replay.gather(ring, row[step], options.n_step, config.envs_per_shard)
+    )(ring, rows)
 
 
 def follow(shared: Shared, step: Array, target_params: Array, params: Array) -> Array:

@@ -18,6 +18,7 @@ _NAMES = {
     "MountainCar-v0": "mountain_car",
     "Pendulum-v1": "pendulum",
     "LunarLander-v3": "lunar_lander",
+    "LunarLanderContinuous-v3": "lunar_lander_continuous",
     "gymnax:Breakout-MinAtar": "breakout",
     "gymnax:SpaceInvaders-MinAtar": "space_invaders",
     "gymnax:MemoryChain-bsuite": "memory_chain",

@@ -1,7 +1,8 @@
 """Networks (flax linen, used by ``init`` and ``apply`` only) and the policies they describe.
 
 `make` gives a policy and a value, `make_q` the values of discrete actions, `make_recurrent` a
-policy and a value with a memory. A network from outside the package is a flax module with one
+policy and a value with a memory, `make_actor_critics` a policy of continuous actions and two values
+of an action. A network from outside the package is a flax module with one
 required field ``policy_size`` whose call maps observations ``[..., *observation_shape]`` to
 ``(policy [..., policy_size], value [...])``: ``--network=my_package.my_module:MyNetwork``.
 `make_q` reads its ``policy`` as values of actions (as advantages where it is dueling). What a
@@ -65,7 +66,7 @@ class Weights(NamedTuple):
 
 
 def begin(
-    network: Network | QNetwork | RecurrentNetwork,
+    network: Network | QNetwork | RecurrentNetwork | ActorCritics,
     spec: EnvSpec,
     key: Key,
     normalized: bool,
@@ -84,6 +85,25 @@ class QNetwork(NamedTuple):
     init: Callable[[Key], PyTree]
     apply: Callable[[PyTree, Array], Array]
     """``(params, obs [..., *observation_shape]) -> q [..., num_actions]``"""
+
+
+class ActorCritics(NamedTuple):
+    """A policy of continuous actions and two values of an action. Both take an action for ``n``
+    numbers between -1 and 1."""
+
+    size: int
+    """``n``"""
+    to_box: Callable[[Array], Array]
+    """``(x [..., n]) -> action [..., *action.shape]``, in the environment's bounds"""
+    from_box: Callable[[Array], Array]
+    """The inverse of `to_box`"""
+    init: Callable[[Key], PyTree]
+    """``(key) -> {"policy": ..., "values": ...}``"""
+    policy: Callable[[PyTree, Array], Array]
+    """``(params["policy"], obs [..., *observation_shape]) -> policy [..., 2 n]``: means and log
+    standard deviations"""
+    values: Callable[[PyTree, Array, Array], Array]
+    """``(params["values"], obs [..., *observation_shape], action [..., n]) -> q [..., 2]``"""
 
 
 class RecurrentNetwork(NamedTuple):
@@ -133,7 +153,7 @@ def make_q(
     if isinstance(spec.action, Box):
         raise RunError(
             f"algo {config.algo.name} needs discrete actions, but those of {spec.id} are "
-            "continuous; try --algo=ppo"
+            "continuous, which ppo, a2c, impala and sac take; try --algo=sac"
         )
     num_actions = spec.action.n
     if ":" not in config.network:
@@ -149,6 +169,55 @@ def make_q(
         return _duel(value, advantage) if dueling else advantage
 
     return QNetwork(init, apply)
+
+
+def make_actor_critics(config: Sizes, spec: EnvSpec) -> ActorCritics:
+    """The config's network as a policy and two values, each with a torso of its own; `RunError`
+    where actions are not continuous and bounded."""
+    name, action = config.algo.name, spec.action
+    if isinstance(action, Discrete):
+        raise RunError(
+            f"algo {name} needs continuous actions, but those of {spec.id} are discrete, which all "
+            "other algorithms take; try --algo=ppo"
+        )
+    if not (math.isfinite(action.low) and math.isfinite(action.high)):
+        raise RunError(
+            f"algo {name} needs actions between bounds, but those of {spec.id} are between "
+            f"{action.low:g} and {action.high:g}; try --algo=ppo"
+        )
+    if ":" in config.network:
+        raise RunError(
+            f"network {config.network} sees observations alone, but the values of algo {name} are "
+            "those of an action, too; try --network=auto"
+        )
+    sizes, features, _ = torsos.design(config, spec)
+    size = math.prod(action.shape)
+    policy, values = GaussianPolicy(2 * size, sizes, features), TwinValues(sizes, features)
+    center, half = (action.low + action.high) / 2, (action.high - action.low) / 2
+
+    def init(key: Key) -> PyTree:
+        key_policy, key_values = jax.random.split(key)
+        obs = jnp.zeros((1, *spec.observation_shape), spec.observation_dtype)
+        return {
+            "policy": policy.init(key_policy, obs)["params"],
+            "values": values.init(key_values, obs, jnp.zeros((1, size)))["params"],
+        }
+
+    def to_box(x: Array) -> Array:
+        return (center + half * x).reshape(*x.shape[:-1], *action.shape)
+
+    def from_box(x: Array) -> Array:
+        flat = x.reshape(*x.shape[: x.ndim - len(action.shape)], size)
+        return (flat - center) * (1 / half)
+
+    return ActorCritics(
+        size=size,
+        to_box=to_box,
+        from_box=from_box,
+        init=init,
+        policy=_exact(config, lambda params, obs: policy.apply({"params": params}, obs)),
+        values=_exact(config, lambda params, *seen: values.apply({"params": params}, *seen)),
+    )
 
 
 def make_recurrent(config: Sizes, spec: EnvSpec) -> RecurrentNetwork:
@@ -356,6 +425,38 @@ class ActionValues(nn.Module):
         return _duel(value[..., 0], advantage)
 
 
+class GaussianPolicy(nn.Module):
+    """Means and log standard deviations of actions, all of which depend on the observation."""
+
+    policy_size: int
+    hidden_sizes: tuple[int, ...]
+    features: Features
+
+    @nn.compact
+    def __call__(self, obs: Array) -> Array:
+        x = Torso(self.hidden_sizes, self.features, name="torso")(obs)
+        return _dense(self.policy_size, 0.01, "policy")(x)
+
+
+class TwinValues(nn.Module):
+    """Two values of an action, of networks that share nothing. The action joins the observation, or
+    what convolutions make of it, before the hidden layers."""
+
+    hidden_sizes: tuple[int, ...]
+    features: Features
+
+    @nn.compact
+    def __call__(self, obs: Array, action: Array) -> Array:
+        hidden = self.hidden_sizes, self.features._replace(kind="mlp", observation_rank=1)
+
+        def value(k: int) -> Array:
+            x = Torso((), self.features, name=f"seen_{k}")(obs)
+            x = Torso(*hidden, name=f"torso_{k}")(jnp.concatenate([x, action], -1))
+            return _dense(1, 1.0, f"value_{k}")(x)
+
+        return jnp.concatenate([value(0), value(1)], -1)
+
+
 def _duel(value: Array, advantage: Array) -> Array:
     return value[..., None] + advantage - advantage.mean(-1, keepdims=True)
 
@@ -421,3 +522,27 @@ def gaussian(action: Box) -> Policy:
         return (split(policy)[1] + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
 
     return Policy(2 * size, size, sample, lambda p: shaped(split(p)[0]), log_prob, entropy)
+
+
+LOG_STD = -20.0, 2.0
+"""Bounds of the log standard deviation of a squashed Gaussian, as published."""
+
+
+def squashed(policy: Array, noise: Array) -> tuple[Array, Array]:
+    """Actions of a squashed Gaussian, the hyperbolic tangent of Gaussian numbers, and the logarithm
+    of their density between -1 and 1 (https://arxiv.org/abs/1812.05905, appendix C).
+
+    Args:
+      policy: means and log standard deviations, ``[..., 2 n]``.
+      noise: standard normal, ``[..., n]``.
+
+    Returns:
+      ``[..., n]`` and ``[...]``.
+    """
+    number = noise.shape[-1]
+    log_std = jnp.clip(policy[..., number:], *LOG_STD)
+    gaussian = policy[..., :number] + jnp.exp(log_std) * noise
+    log_density = -0.5 * jnp.square(noise) - log_std - 0.5 * math.log(2 * math.pi)
+    # log(1 - tanh(x)²), which far from 0 would be the logarithm of a rounding error
+    log_slope = 2 * (math.log(2) - gaussian - jax.nn.softplus(-2 * gaussian))
+    return jnp.tanh(gaussian), (log_density - log_slope).sum(-1)

@@ -19,15 +19,16 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_scale.errors import RunError
+from jaxrl_scale.learning import optim
 from jaxrl_scale.options import Sizes
-from jaxrl_scale.types import Array, EnvSpec, Key, Rollout
+from jaxrl_scale.types import Array, Box, EnvSpec, Key, Rollout
 
 
 class Ring(NamedTuple):
     """Rows of one shard, or ``[S, N, ...]`` of all; what they mean: `jaxrl_scale.types.Rollout`."""
 
     obs: Array  # [N, *observation_shape], of the environment's dtype
-    action: Array  # [N] int32
+    action: Array  # [N, *action.shape], int32 or float32
     reward: Array  # [N] float32
     terminated: Array  # [N] bool
     truncated: Array  # [N] bool
@@ -46,20 +47,21 @@ class Transition(NamedTuple):
     """``M`` samples, each with up to ``n`` steps of its episode."""
 
     obs: Array  # [M, ...]
-    action: Array  # [M]
+    action: Array  # [M, ...]
     reward: Array  # [n, M]
     terminated: Array  # [n, M]
     truncated: Array  # [n, M]
-    valid: Array  # [M] bool: False where the first of the steps was a reset, whose obs is 0 here
+    valid: Array  # [M] bool: False where the first of the steps was a reset; obs and action are 0
     next_obs: Array  # [M, ...] n steps on, or at the episode's end where that comes first
 
 
 def init(spec: EnvSpec, num_rows: int) -> Ring:
     """An empty ring of one shard."""
     no = jnp.zeros(num_rows, bool)
+    action_dtype = jnp.float32 if isinstance(spec.action, Box) else jnp.int32
     return Ring(
         obs=jnp.zeros((num_rows, *spec.observation_shape), spec.observation_dtype),
-        action=jnp.zeros(num_rows, jnp.int32),
+        action=jnp.zeros((num_rows, *spec.action.shape), action_dtype),
         reward=jnp.zeros(num_rows),
         terminated=no,
         truncated=no,
@@ -102,11 +104,11 @@ def gather(ring: Ring, index: Array, n: int, num_envs: int) -> Transition:
     rows = (index[None] + num_envs * jnp.arange(n)[:, None]) % num_rows  # [n, M]
     terminated, truncated = ring.terminated[rows], ring.truncated[rows]
     length = horizon(terminated, truncated)
-    valid, obs = ring.valid[index], ring.obs[index]
+    valid = ring.valid[index]
+    obs, action = optim.masked(valid, (ring.obs[index], ring.action[index]))
     return Transition(
-        # What a reset step saw may be NaN, and would be in the gradient too: 0 * NaN is NaN.
-        obs=jnp.where(valid.reshape(-1, *(1,) * (obs.ndim - 1)), obs, jnp.zeros_like(obs)),
-        action=ring.action[index],
+        obs=obs,
+        action=action,
         reward=ring.reward[rows],
         terminated=terminated,
         truncated=truncated,
