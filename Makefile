@@ -20,6 +20,7 @@ stamp := .venv/.locked$(if $(extras),+$(subst $(comma),+,$(extras)))
 
 pip := .venv/bin/python -m pip --disable-pip-version-check --no-input --quiet
 
+download = $(pip) download --only-binary=:all: --dest='$(folder)'
 # `make wheels` itself installs from the network.
 given := $(if $(filter wheels,$(MAKECMDGOALS)),,$(WHEELS))
 offline := $(if $(given),--no-index --find-links='$(given)')
@@ -113,13 +114,14 @@ constraints = sed -n '/==/s/ *\\$$//p' requirements.lock > .venv/constraints.txt
 	@touch $@
 
 # The wheels are those for this machine's system, processor and Python. setuptools, which builds the
-# editable install, is in the lock; pip comes with Python.
+# editable install, is in the lock; pip comes with Python. What an extra needs is asked of
+# pyproject.toml, which takes the locked setuptools, too.
 wheels: folder := $(or $(WHEELS),wheels)
-wheels: .venv/.locked ## collect the wheels of the lock and of EXTRA in WHEELS [wheels]
-	@$(constraints)
-	@$(call quietly,$(pip) download --only-binary=:all: --dest='$(folder)' --require-hashes -r requirements.lock \
-	  $(if $(extras),&& $(pip) download --only-binary=:all: --dest='$(folder)' --no-build-isolation \
-	    -c .venv/constraints.txt '.[$(extras)]'))
+wheels: $(if $(extras),.venv/.locked,.venv/.made) ## collect the wheels of the lock and of EXTRA in WHEELS [wheels]
+	@echo 'make: collecting wheels in $(folder)'
+	@$(call quietly,$(download) --require-hashes -r requirements.lock)
+	@$(if $(extras),$(constraints))
+	@$(if $(extras),$(call quietly,$(download) --no-build-isolation -c .venv/constraints.txt '.[$(extras)]'))
 	@echo "make: $$(ls '$(folder)' | wc -l) wheels are in $(folder); install with" \
 	  'make install WHEELS=$(folder)$(if $(extras), EXTRA=$(extras))'
 

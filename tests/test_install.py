@@ -160,6 +160,7 @@ def test_the_two_recipes_take_the_same_files_and_do_the_same():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_what_the_recipes_take_installs_and_trains_without_the_network(tmp_path):
     """The wheels of the real lock, collected with the network, installed without."""
     here, there = tmp_path / "here", tmp_path / "opt"
