@@ -4,6 +4,9 @@
 CONFIG ?= configs/acrobot.py
 ARGS   ?=
 EXTRA  ?=
+# WHEELS is a folder of wheels, which `make wheels` fills. Given to anything else: nothing is asked of
+# the network.
+WHEELS ?=
 # PYTHON is the interpreter that .venv is made with. Not given: the first of these that is new
 # enough. Given: that one, and an existing .venv of another version is made anew.
 CANDIDATES := $(or $(PYTHON),python3 python3.13 python3.12 python3.11)
@@ -16,6 +19,14 @@ extras := $(subst $(space),$(comma),$(strip $(subst $(comma),$(space),$(EXTRA)))
 stamp := .venv/.locked$(if $(extras),+$(subst $(comma),+,$(extras)))
 
 pip := .venv/bin/python -m pip --disable-pip-version-check --no-input --quiet
+
+download = $(pip) download --only-binary=:all: --dest='$(folder)'
+# `make wheels` itself installs from the network.
+given := $(if $(filter wheels,$(MAKECMDGOALS)),,$(WHEELS))
+offline := $(if $(given),--no-index --find-links='$(given)')
+wheels_are_there := [ -z '$(given)' ] || ls '$(given)'/*.whl > /dev/null 2>&1 || { \
+  echo 'make: WHEELS=$(given) is no folder with wheels;' \
+    '`make wheels` collects them on a machine with internet' >&2; exit 1; }
 
 # Does $$p run, and is it new enough?
 new_enough := "$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
@@ -46,7 +57,7 @@ remake := remake
 endif
 endif
 
-.PHONY: help train test lint test-slow install lock clean remake
+.PHONY: help train test lint test-slow install wheels lock clean remake
 .DEFAULT_GOAL := help
 
 help: ## list these commands
@@ -55,6 +66,7 @@ help: ## list these commands
 	@echo 'CONFIG=configs/acrobot.py   what to train'
 	@echo 'ARGS="--seed 3"             handed on to the command (train, pytest)'
 	@echo 'EXTRA=cuda                  installs this extra too: cuda, envpool, onnx, search'
+	@echo 'WHEELS=wheels               installs from this folder, without internet'
 	@echo 'PYTHON=python3.12           the interpreter that .venv is made with'
 
 train: $(stamp) ## train CONFIG; installs what it needs the first time
@@ -84,17 +96,34 @@ install: $(stamp) ## only make .venv
 
 # The editable install builds with the locked setuptools, not with a newer one from outside.
 .venv/.locked: requirements.lock pyproject.toml $(remake) | .venv/.made
+	@$(wheels_are_there)
 	@echo 'make: installing requirements.lock into .venv (once, about a minute)'
-	@$(call quietly,$(pip) install --require-hashes -r requirements.lock && \
-	  $(pip) install --no-deps --no-build-isolation -e .)
+	@$(call quietly,$(pip) install $(offline) --require-hashes -r requirements.lock && \
+	  $(pip) install $(offline) --no-deps --no-build-isolation -e .)
 	@touch $@
+
+# The locked versions without their hashes, which pip asks of all packages or of none.
+constraints = sed -n '/==/s/ *\\$$//p' requirements.lock > .venv/constraints.txt
 
 # An extra's own packages are in no lock; those that are keep their locked versions.
 .venv/.locked+%: .venv/.locked
+	@$(wheels_are_there)
 	@echo 'make: installing the extra $(subst +,$(comma),$*) into .venv (once)'
-	@sed -n '/==/s/ *\\$$//p' requirements.lock > .venv/constraints.txt
-	@$(call quietly,$(pip) install --no-build-isolation -c .venv/constraints.txt -e '.[$(subst +,$(comma),$*)]')
+	@$(constraints)
+	@$(call quietly,$(pip) install $(offline) --no-build-isolation -c .venv/constraints.txt -e '.[$(subst +,$(comma),$*)]')
 	@touch $@
+
+# The wheels are those for this machine's system, processor and Python. setuptools, which builds the
+# editable install, is in the lock; pip comes with Python. What an extra needs is asked of
+# pyproject.toml, which takes the locked setuptools, too.
+wheels: folder := $(or $(WHEELS),wheels)
+wheels: $(if $(extras),.venv/.locked,.venv/.made) ## collect the wheels of the lock and of EXTRA in WHEELS [wheels]
+	@echo 'make: collecting wheels in $(folder)'
+	@$(call quietly,$(download) --require-hashes -r requirements.lock)
+	@$(if $(extras),$(constraints))
+	@$(if $(extras),$(call quietly,$(download) --no-build-isolation -c .venv/constraints.txt '.[$(extras)]'))
+	@echo "make: $$(ls '$(folder)' | wc -l) wheels are in $(folder); install with" \
+	  'make install WHEELS=$(folder)$(if $(extras), EXTRA=$(extras))'
 
 lock: ## write requirements.lock anew, with the newest versions that pyproject.toml allows
 	@$(find_python); rm -rf .venv-lock; "$$p" -m venv .venv-lock

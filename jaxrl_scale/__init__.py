@@ -1,7 +1,7 @@
 """Reinforcement learning in JAX, from the physics to the gradient, on any number of devices.
 
-``from jaxrl_scale import Config, load, train``. A name is imported when it is first used, so that
-the commands can set up JAX before it is imported.
+``from jaxrl_scale import Config, load, plot, train``. A name is imported when it is first used, so
+that the commands can set up JAX before it is imported.
 """
 
 import gc
@@ -11,10 +11,11 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["Config", "load", "train"]
+__all__ = ["Config", "load", "plot", "train"]
 
 if TYPE_CHECKING:
     from jaxrl_scale.config import Config
+    from jaxrl_scale.figures.report_plots import plot
     from jaxrl_scale.loop.agent import load
     from jaxrl_scale.train import train
 
@@ -59,6 +60,7 @@ sys.modules[__name__].__class__ = _Package
 _HOMES = {
     "Config": "jaxrl_scale.config",
     "load": "jaxrl_scale.loop.agent",
+    "plot": "jaxrl_scale.figures.report_plots",
     "train": "jaxrl_scale.train",
 }
 

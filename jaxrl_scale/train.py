@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxrl_scale import commands, envs
 from jaxrl_scale.config import Config, Launch, command_line, files
@@ -33,6 +33,9 @@ from jaxrl_scale.records.log import STATUSES, Log
 from jaxrl_scale.records.progress import Clock
 from jaxrl_scale.records.rows import Row, Summary, read_rows
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 
 @dataclass(frozen=True)
 class Run:
@@ -47,6 +50,13 @@ class Run:
     def metrics(self) -> list[dict[str, Any]]:
         """The rows of ``metrics.jsonl``."""
         return read_rows(self.path / "metrics.jsonl")
+
+    def plot(self, metric: str | None = None) -> Figure:
+        """The learning curve, or another metric over environment steps, as a figure that a
+        notebook shows: `jaxrl_scale.plot`, which also puts several runs side by side."""
+        from jaxrl_scale.figures.report_plots import plot  # here, since a run itself draws nothing
+
+        return plot(self.path, metric=metric)
 
     def agent(self, agent: int = 0) -> Agent:
         """One of the trained agents, from 0 to ``config.num_seeds - 1``."""

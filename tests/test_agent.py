@@ -2,18 +2,21 @@
 
 import collections
 import re
+import shutil
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from running import begun, differing
 from test_evaluate import untrained
 from test_randomness import Recorder
 
-from jaxrl_scale import Config
+from jaxrl_scale import Config, algos
 from jaxrl_scale.envs.draw import side_by_side
-from jaxrl_scale.loop.agent import Agent
+from jaxrl_scale.loop.agent import Agent, load, read_acting
 from jaxrl_scale.parallel.sums import local_pool
+from jaxrl_scale.records.checkpoint import Checkpoints
 from jaxrl_scale.types import Discrete, EnvSpec, TimeStep
 
 
@@ -127,3 +130,26 @@ def test_an_agent_is_evaluated_with_the_precision_of_its_run(monkeypatch):
     monkeypatch.setattr(evaluator.Evaluator, "__call__", play)
     untrained(matmul_precision="high").evaluate(episodes=1)
     assert seen == ["high"]
+
+
+@pytest.mark.quickly
+@pytest.mark.parametrize("algo", ["dqn", "impala"])
+def test_an_agent_loads_from_the_arrays_that_acting_needs_alone(algo, tmp_path):
+    sizes = (
+        {"replay_size": 2048, "batch_size": 64} if algo != "impala" else {"minibatch_size": 1024}
+    )
+    options = algos.get(algo).Config(**sizes[algo])
+    config = Config(algo=options, num_envs=64, rollout_length=16, iterations=8, num_seeds=2)
+    begun(tmp_path / "run", config)
+    _, iteration, arrays, counts = read_acting(tmp_path / "run", config)
+    assert not any(name.startswith(("local", "shared/algo/optimizer")) for name in arrays)
+    (tmp_path / "small").mkdir()
+    shutil.copy(tmp_path / "run" / "config.json", tmp_path / "small")
+    saved = Checkpoints(tmp_path / "small" / "checkpoints", 1)
+    saved.save(iteration, arrays, counts)
+    saved.close()
+    whole, small = load(tmp_path / "run", 1), load(tmp_path / "small", 1)
+    assert differing(whole.actor, small.actor) == []
+    obs = np.random.default_rng(0).normal(size=(64, 4))
+    for greedy in (True, False):
+        assert (whole.act(obs, greedy) == small.act(obs, greedy)).all()

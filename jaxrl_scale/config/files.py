@@ -11,6 +11,7 @@ from typing import Any
 
 from jaxrl_scale import algos
 from jaxrl_scale.config import Config
+from jaxrl_scale.config.shipped import config_file
 from jaxrl_scale.errors import RunError, nearest, one_line
 from jaxrl_scale.user_code import describe
 
@@ -18,9 +19,18 @@ DICTS = ("env_kwargs", "test_env_kwargs")
 """The options that are dicts: on the command line each NAME in them is an option of its own."""
 
 
-def read_file(path: Path) -> Config:
+def read_file(path: str | Path) -> Config:
     """The config that ``get_config()`` of a Python file returns."""
-    return returned_by(path, "config file", "get_config", Config, "a jaxrl_scale.Config")
+    return returned_by(Path(path), "config file", "get_config", Config, "a jaxrl_scale.Config")
+
+
+def shipped(env: str, algo: str = "ppo") -> Config:
+    """The config that comes with the package for an environment and an algorithm, as the command
+    line takes it for ``--env``. Raises a `RunError` where there is none."""
+    file = config_file(env, algo)
+    if file is None:
+        raise RunError(f"the package has no config for {env!r} and {algo}; use Config(env=…)")
+    return read_file(file)
 
 
 def returned_by(path: Path, kind: str, name: str, wanted: type, said: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 from typing import TYPE_CHECKING
 
@@ -17,10 +18,22 @@ INK, SOFT, PALE, FAINT = "#1b1f24", "#5b6470", "#c4cad1", "#e6e9ed"
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure, in inches. matplotlib's global state is left alone."""
+    """An empty figure, in inches. matplotlib's global state is left alone. In a notebook it is
+    shown where it is the value of a cell."""
+    return _figure_class()((width, height), dpi=160, layout="constrained")
+
+
+@functools.cache
+def _figure_class() -> type[Figure]:
     from matplotlib.figure import Figure
 
-    return Figure((width, height), dpi=160, layout="constrained")
+    class Shown(Figure):
+        """matplotlib's own figures are shown only if pyplot has been imported."""
+
+        def _repr_png_(self) -> bytes:
+            return png(self)
+
+    return Shown
 
 
 def dress(axes: Axes, title: str, x_label: str, y_label: str = "") -> None:

@@ -7,20 +7,25 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from jaxrl_scale.errors import RunError, nearest
 from jaxrl_scale.figures.plot_style import COLORS, LINES, SOFT, dress, new_figure, png
 from jaxrl_scale.records import statistics
-from jaxrl_scale.records.past_run import PastRun, return_metric
+from jaxrl_scale.records.past_run import PastRun, read, return_metric
 from jaxrl_scale.records.rows import TIMINGS
 from jaxrl_scale.records.terminal import compact, duration
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 CURVE_POINTS = 300
+_SIZE = (6.2, 3.9)  # inches
+_STEPS = "environment steps of one agent"
 
 METRICS = {
     "eval_return": "evaluation return",
@@ -117,20 +122,28 @@ def _plot(
     name: str,
     labels: tuple[str, str, str],
     legend: Sequence[Drawn] = (),
-    size: tuple[float, float] = (6.2, 3.9),
+    size: tuple[float, float] = _SIZE,
 ) -> Iterator[Axes]:
-    """Axes in the page's style, which become one of ``plots``. ``labels`` are the title and those
-    of the two axes."""
+    """Axes as in `_axes`, which become one of ``plots``."""
+    figure, axes = _axes(labels, legend, size)
+    yield axes
+    plots.append(Plot(re.sub(r"[^\w.-]+", "-", name), labels[0], png(figure)))
+
+
+def _axes(
+    labels: tuple[str, str, str], legend: Sequence[Drawn], size: tuple[float, float]
+) -> tuple[Figure, Axes]:
+    """A figure of ``size`` inches and its axes in the page's style. ``labels`` are the title and
+    those of the two axes; a ``legend`` of several runs stands below."""
     below = 0.23 * math.ceil(len(legend) / 2)  # inches
     figure = new_figure(size[0], size[1] + below)
     axes = figure.add_subplot()
     dress(axes, *labels)
-    yield axes
     if len(legend) > 1:
         for one in legend:
             axes.plot([], [], color=one.color, linestyle=one.line, label=_cut(one.label))
         figure.legend(loc="outside lower left", ncols=2, frameon=False, fontsize=8.5)
-    plots.append(Plot(re.sub(r"[^\w.-]+", "-", name), labels[0], png(figure)))
+    return figure, axes
 
 
 def learning_plots(runs: Sequence[Drawn]) -> list[Plot]:
@@ -140,32 +153,82 @@ def learning_plots(runs: Sequence[Drawn]) -> list[Plot]:
         here = [one for one in runs if one.run.config.env == env]
         curves = [curve(one.run, return_metric(one.run)) for one in here]
         bands = [c.interval() for c in curves]
-        few_lines = sum(one.run.config.num_seeds for one in here) <= 30
-        wanted = {one.run.config.target_return for one in here}
-        targets = sorted(float(target) for target in wanted if target is not None)
         unit, scale = _time_unit(curves)
         for over, words, label in (
-            ("steps", "environment steps", "environment steps of one agent"),
+            ("steps", "environment steps", _STEPS),
             ("time", "wall-clock time", f"wall-clock time ({unit}), compilation included"),
         ):
             labels = (f"{env}: return by {words}", label, "return")
             with _plot(plots, f"return-by-{over}-{env}", labels, here) as axes:
-                for one, c, (low, high) in zip(here, curves, bands, strict=True):
-                    x = c.steps if over == "steps" else c.hours * scale
-                    faint: dict[str, Any] = {"color": one.color, "alpha": 0.3}
-                    if one.run.config.num_seeds == 1:
-                        axes.plot(x, curve(one.run, "return").center, linewidth=0.9, **faint)
-                    elif few_lines:
-                        axes.plot(x, c.agents, linewidth=0.6, **faint)
-                    axes.fill_between(x, low, high, color=one.color, alpha=0.2, linewidth=0)
-                    _line(axes, one, x, c.center)
-                axes.set_xlim(left=0)
-                for target in targets:
-                    axes.axhline(target, color=SOFT, linestyle=(0, (4, 3)), linewidth=1)
-                    place = {"transform": axes.get_yaxis_transform(), "va": "bottom"}
-                    style: Any = {"fontsize": 8, "color": SOFT, **place}
-                    axes.text(0.01, target, f"target {target:g}", **style)
+                xs = [c.steps if over == "steps" else c.hours * scale for c in curves]
+                _draw_curves(axes, here, xs, curves, bands, behind="return")
+                _draw_targets(axes, here)
     return plots
+
+
+def plot(*run_dirs: str | Path, metric: str | None = None) -> Figure:
+    """The learning curves of one run or of several, as a figure that a notebook shows.
+
+    The line of a run of several agents is their interquartile mean, with its 95 % interval; with
+    few agents each has a thin line, too. ``figure.savefig("curves.png")`` writes the figure.
+
+    Args:
+      run_dirs: run directories; the runs may still be training.
+      metric: a name in ``metrics.jsonl``, which docs/metrics.md explains; default: the mean return
+        of the last 100 episodes.
+
+    Raises:
+      RunError: where there is no such run or metric, or no row of metrics yet.
+    """
+    if not run_dirs:
+        raise RunError("give at least one run directory")
+    runs = drawn([read(Path(run_dir)) for run_dir in run_dirs])
+    names = [metric or return_metric(one.run) for one in runs]
+    curves = [curve(one.run, name) for one, name in zip(runs, names, strict=True)]
+    if not any(np.isfinite(c.center).any() for c in curves):
+        near = nearest(names[0], sorted({name for one in runs for name in one.run.rows[-1]}))
+        raise RunError(f"no row of metrics has a number for {names[0]!r}{near}")
+    title = METRICS.get(metric or "", metric or "return").capitalize()
+    envs = ", ".join(dict.fromkeys(one.run.config.env for one in runs))
+    figure, axes = _axes((f"{envs}: {title.lower()}", _STEPS, title.lower()), runs, _SIZE)
+    bands = [c.interval() for c in curves]
+    behind = "return" if metric is None else ""
+    _draw_curves(axes, runs, [c.steps for c in curves], curves, bands, behind)
+    if metric in (None, "return", "return_100", "eval_return"):
+        _draw_targets(axes, runs)
+    return figure
+
+
+def _draw_curves(
+    axes: Axes,
+    runs: Sequence[Drawn],
+    xs: Sequence[np.ndarray],
+    curves: Sequence[Curve],
+    bands: Sequence[tuple[np.ndarray, np.ndarray]],
+    behind: str = "",
+) -> None:
+    """A metric of the runs over ``xs``. ``behind`` is another, faint behind that of a run of one
+    agent; of several agents each has a faint line, if the lines are not too many."""
+    few_lines = sum(one.run.config.num_seeds for one in runs) <= 30
+    for one, x, c, (low, high) in zip(runs, xs, curves, bands, strict=True):
+        faint: dict[str, Any] = {"color": one.color, "alpha": 0.3}
+        if one.run.config.num_seeds == 1 and behind:
+            axes.plot(x, curve(one.run, behind).center, linewidth=0.9, **faint)
+        elif one.run.config.num_seeds > 1 and few_lines:
+            axes.plot(x, c.agents, linewidth=0.6, **faint)
+        axes.fill_between(x, low, high, color=one.color, alpha=0.2, linewidth=0)
+        _line(axes, one, x, c.center)
+    axes.set_xlim(left=0)
+
+
+def _draw_targets(axes: Axes, runs: Sequence[Drawn]) -> None:
+    """A dashed line for each return at which a run counts as solved."""
+    wanted = {one.run.config.target_return for one in runs}
+    for target in sorted(float(target) for target in wanted if target is not None):
+        axes.axhline(target, color=SOFT, linestyle=(0, (4, 3)), linewidth=1)
+        place = {"transform": axes.get_yaxis_transform(), "va": "bottom"}
+        style: Any = {"fontsize": 8, "color": SOFT, **place}
+        axes.text(0.01, target, f"target {target:g}", **style)
 
 
 def speed_plots(runs: Sequence[Drawn]) -> list[Plot]:

@@ -19,12 +19,15 @@ from jaxrl_scale.envs.draw import side_by_side
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.loop import host_rollout, rollout
 from jaxrl_scale.loop.evaluator import LONGEST_EPISODE, make_evaluator
+from jaxrl_scale.loop.host_runner import HostRunner
 from jaxrl_scale.loop.keys import agent_seeds
 from jaxrl_scale.loop.make import make_runner
 from jaxrl_scale.loop.programs import with_programs
-from jaxrl_scale.loop.state import time_of
+from jaxrl_scale.loop.runner import Runner
+from jaxrl_scale.loop.state import Shared, time_of
 from jaxrl_scale.parallel import backend
-from jaxrl_scale.records.checkpoint import restore
+from jaxrl_scale.records import pieces
+from jaxrl_scale.records.checkpoint import restore_some
 from jaxrl_scale.types import Algorithm, Box, Environment, HostEnvironment, PyTree
 
 LONGEST_VIDEO = 1_000
@@ -235,23 +238,52 @@ def load(run_dir: str | Path, agent: int = 0, checkpoint: str = "latest") -> Age
     Raises:
       RunError: where there is no such run or agent, or no whole checkpoint.
     """
-    run_dir = Path(run_dir)
-    config = files.read_json(run_dir / "config.json")
+    config = files.read_json(Path(run_dir) / "config.json")
     if not 0 <= agent < config.num_seeds:
         there = f"agents 0 to {config.num_seeds - 1}" if config.num_seeds > 1 else "one agent, 0"
         raise RunError(f"agent={agent}: the run has {there}")
+    runner, iteration, arrays, saved = read_acting(Path(run_dir), config, checkpoint == "best")
+    failed = [int(k) for k in saved["progress"]["failed"]]
+    shapes = runner.abstract_state().shared
+    leaves = [arrays.get(name, shape) for name, shape in _named(shapes).items()]
+    shared = jax.tree.unflatten(jax.tree.structure(shapes), leaves)
+    actor = runner.algo.actor(shared.algo, time_of(shared, config.num_iterations))
+    return Agent(config, runner.env, runner.algo, actor, iteration, agent, failed)
+
+
+def read_acting(
+    run_dir: Path, config: Config, best: bool = False
+) -> tuple[Runner | HostRunner, int, dict[str, np.ndarray], dict[str, Any]]:
+    """Of a run's newest or best checkpoint what acting depends on: a runner that trains nothing,
+    the iteration, the arrays by their names, and the counters.
+
+    A checkpoint of these arrays and counters alone is enough to `load`.
+    """
     env = envs.make(config.env, **config.env_kwargs)
     placement = backend.place(config.replace(devices=1), jax.local_devices())
     runner = make_runner(config, env, placement)
-    found = restore(
-        run_dir / "checkpoints",
-        runner.abstract_state(),
-        lambda text: print(text, file=sys.stderr),
-        best=checkpoint == "best",
+    wanted = _acting(runner.algo, runner.abstract_state().shared)
+    checkpoints = run_dir / "checkpoints"
+    found = restore_some(
+        checkpoints, wanted.__contains__, lambda text: print(text, file=sys.stderr), best
     )
     if found is None:
         raise RunError(f"{run_dir} has no checkpoint yet")
-    iteration, state, saved = found
-    failed = [int(k) for k in saved["progress"]["failed"]]
-    actor = runner.algo.actor(state.shared.algo, time_of(state.shared, config.num_iterations))
-    return Agent(config, env, runner.algo, actor, iteration, agent, failed)
+    iteration, arrays, saved = found
+    there = {name: {"shape": x.shape, "dtype": x.dtype.name} for name, x in arrays.items()}
+    pieces.check_fits(checkpoints / str(iteration), there, wanted)
+    return runner, iteration, arrays, saved
+
+
+def _acting(algo: Algorithm, shared: Shared) -> dict[str, Any]:
+    """Of a state ``Shared[P, ...]`` what `Algorithm.actor` reads: shapes and dtypes by the names
+    that the arrays have in a checkpoint."""
+    program = jax.make_jaxpr(lambda shared: algo.actor(shared.algo, time_of(shared, 1)))(shared)
+    used = {id(x) for equation in program.eqns for x in equation.invars}
+    used |= {id(x) for x in program.jaxpr.outvars}
+    leaves = zip(_named(shared).items(), program.jaxpr.invars, strict=True)
+    return {name: shape for (name, shape), x in leaves if id(x) in used}
+
+
+def _named(shared: Shared) -> dict[str, Any]:
+    return pieces.named_leaves({"shared": shared})

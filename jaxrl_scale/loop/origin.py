@@ -6,7 +6,6 @@ run has saved a checkpoint, it needs the other run no more.
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +23,7 @@ from jaxrl_scale.loop.state import Agents
 from jaxrl_scale.options import traced
 from jaxrl_scale.parallel.hosts import Hosts
 from jaxrl_scale.parallel.sums import local_pool
-from jaxrl_scale.records import checkpoint, run_directory
+from jaxrl_scale.records import array_folder, checkpoint, run_directory
 from jaxrl_scale.types import EnvSpec
 
 
@@ -121,7 +120,7 @@ def _read(
     if failed := meta["progress"]["failed"]:
         raise RunError(f"{what}: the loss of agent {failed[0]} is not finite there")
     leaves = [np.broadcast_to(arrays[name], (num_agents, *x.shape)) for name, x in named.items()]
-    record = {"run_dir": str(path), "iteration": iteration, "digest": _digest(arrays)}
+    record = {"run_dir": str(path), "iteration": iteration, "digest": array_folder.digest(arrays)}
     return jax.tree.unflatten(jax.tree.structure(wanted), leaves), record
 
 
@@ -164,10 +163,3 @@ def _check_fit(
         theirs, ours = (torsos.design(x, spec).features.activation for x in (other, config))
         if theirs != ours:
             raise RunError(f"{what}: its activation is {theirs}; try --activation={theirs}")
-
-
-def _digest(arrays: dict[str, np.ndarray]) -> str:
-    digest = hashlib.sha256()
-    for name, x in sorted(arrays.items()):
-        digest.update(f"{name} {x.dtype} {x.shape}".encode() + np.ascontiguousarray(x).tobytes())
-    return digest.hexdigest()

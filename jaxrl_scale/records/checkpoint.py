@@ -228,13 +228,16 @@ def restore(
 
 
 def restore_some(
-    directory: Path, wanted: Callable[[str], bool], warn: Callable[[str], None]
+    directory: Path,
+    wanted: Callable[[str], bool],
+    warn: Callable[[str], None],
+    best: bool = False,
 ) -> tuple[int, dict[str, Any], dict[str, Any]] | None:
-    """Of the newest whole checkpoint in ``directory`` the arrays whose names are ``wanted``,
-    whatever else is in it: its iteration, the arrays by their names, its meta. Otherwise as
-    `restore`."""
+    """Of the newest or the ``best`` checkpoint in ``directory`` whose ``wanted`` arrays are whole,
+    by their names, these arrays, whatever else is in it: its iteration, the arrays, its meta.
+    Otherwise as `restore`."""
     directory = Path(directory).absolute()
-    paths = _newest_first(directory)
+    paths = _ordered(directory, best)
     for path in paths:
         try:
             record = array_folder.read_record(path)
@@ -247,7 +250,7 @@ def restore_some(
             return int(path.name), arrays, record["meta"]
         except Damage as why:
             if not path.exists():  # as in `_search`
-                return restore_some(directory, wanted, warn)
+                return restore_some(directory, wanted, warn, best)
             warn(f"checkpoint {path} is damaged and skipped: {why}")
     if paths:
         message = f"none of the {len(paths)} checkpoints in {directory} is whole"
@@ -272,10 +275,7 @@ def _search(
     parts: PyTree = None,
 ) -> tuple[Found | None, list[Path]]:
     """What was found, and the damaged checkpoints that were met on the way."""
-    paths = _newest_first(directory)
-    if best:  # what is damaged may have been the best: it comes first, to be named
-        scores = {path: _score(path, damaged=math.inf) for path in paths}
-        paths.sort(key=lambda path: -math.inf if (x := scores[path]) is None else x, reverse=True)
+    paths = _ordered(directory, best)
     names = hosts.gather("checkpoints", [path.name for path in paths])[0]
     damaged: list[Path] = []
     for path in (directory / name for name in names):
@@ -292,6 +292,15 @@ def _search(
         message = f"none of the {len(damaged)} checkpoints in {directory} is whole"
         raise RunError(message, INPUT_OUTPUT_ERROR)
     return None, []
+
+
+def _ordered(directory: Path, best: bool) -> list[Path]:
+    """The checkpoints in a folder, the newest first, or the ``best`` one."""
+    paths = _newest_first(directory)
+    if best:  # what is damaged may have been the best: it comes first, to be named
+        scores = {path: _score(path, damaged=math.inf) for path in paths}
+        paths.sort(key=lambda path: -math.inf if (x := scores[path]) is None else x, reverse=True)
+    return paths
 
 
 def _newest_first(directory: Path) -> list[Path]:

@@ -16,6 +16,7 @@ from jaxrl_scale.config.files import to_json
 from jaxrl_scale.errors import FINISHED, NOT_FINITE, STOPPED, RunError
 from jaxrl_scale.parallel.hosts import Hosts
 from jaxrl_scale.parallel.machine import Memory
+from jaxrl_scale.records import notebook
 from jaxrl_scale.records.progress import Clock, Progress
 from jaxrl_scale.records.row_writer import RowWriter
 from jaxrl_scale.records.rows import Row, Summary, centre, normalized
@@ -60,7 +61,8 @@ class Log:
         self._metrics: dict[str, np.ndarray] = {}
         self._writer: RowWriter | None = None
         self._nowhere = open(os.devnull, "w")  # noqa: SIM115
-        self._terminal = Terminal(config, None if hosts.leader else self._nowhere)
+        bar = notebook.Bar if hosts.leader and notebook.here() else None
+        self._terminal = Terminal(config, None if hosts.leader else self._nowhere, bar)
 
     def __enter__(self) -> Log:
         advice = self._advice or f"continue with --resume {shlex.quote(short(self._run.path))}"

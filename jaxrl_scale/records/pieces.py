@@ -35,7 +35,7 @@ def described(
     """
     held = _named_parts(parts, state)
     arrays, descriptions = {}, {}
-    for name, leaf in _named_leaves(state).items():
+    for name, leaf in named_leaves(state).items():
         x, spans = np.asarray(leaf), held[name].spans
         shape = [span.whole for span in spans] + list(x.shape[len(spans) :])
         box = _box(shape, held[name])
@@ -58,7 +58,7 @@ def assemble(folders: Sequence[tuple[Path, str]], target: PyTree, parts: PyTree)
     Raises:
       Damage: a folder is damaged, or pieces are missing.
     """
-    wanted, held = _named_leaves(target), _named_parts(parts, target)
+    wanted, held = named_leaves(target), _named_parts(parts, target)
     boxes = {name: _box(x.shape, held[name]) for name, x in wanted.items()}
     arrays = {n: np.empty([j - i for i, j in box], wanted[n].dtype) for n, box in boxes.items()}
     missing = {name: x.size for name, x in arrays.items() if x.size}  # numbers still to be read
@@ -98,7 +98,7 @@ def cut(whole: PyTree, parts: PyTree) -> PyTree:
 def check_fits(path: Path, descriptions: dict[str, Any], target: PyTree) -> None:
     """Raise `RunError` if the checkpoint in ``path`` holds other arrays than ``target``."""
     there = {name: _type(x["shape"], x["dtype"]) for name, x in descriptions.items()}
-    here = {n: _type(x.shape, np.dtype(x.dtype).name) for n, x in _named_leaves(target).items()}
+    here = {n: _type(x.shape, np.dtype(x.dtype).name) for n, x in named_leaves(target).items()}
     for name in [*here, *there]:
         if here.get(name) != there.get(name):
             raise RunError(
@@ -111,7 +111,7 @@ def _type(shape: Sequence[int], dtype: str) -> str:
     return f"{dtype}[{', '.join(map(str, shape))}]"
 
 
-def _named_leaves(tree: PyTree) -> dict[str, Any]:
+def named_leaves(tree: PyTree) -> dict[str, Any]:
     """The leaves of a tree under names such as ``shared/algo/params/kernel``."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     named = {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in leaves}
@@ -121,10 +121,10 @@ def _named_leaves(tree: PyTree) -> dict[str, Any]:
 
 
 def _named_parts(parts: PyTree, state: PyTree) -> dict[str, Part]:
-    names = _named_leaves(state).keys()
+    names = named_leaves(state).keys()
     if parts is None:
         return dict.fromkeys(names, Part())
-    named = _named_leaves(parts)
+    named = named_leaves(parts)
     if named.keys() != names:
         raise ValueError("the tree of parts does not have the leaves of the state")
     return named

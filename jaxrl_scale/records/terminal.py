@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
-from typing import Any, TextIO
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Protocol, TextIO
 
 from jaxrl_scale.config import Config
 from jaxrl_scale.records.rows import Evaluation, Row, Summary, centre
@@ -17,51 +18,67 @@ _PLAIN_LINES = 20
 _WORST_AGENTS = 3
 
 
+class Bar(Protocol):
+    """A progress bar: one that is live in a terminal, or a notebook's."""
+
+    def phase(self, name: str) -> None:
+        """Show what goes on: compiling, training, evaluating."""
+
+    def update(self, row: Row) -> None:
+        """Show a row."""
+
+    def say(self, text: str) -> None:
+        """Print a line beside the bar."""
+
+    def stop(self) -> None:
+        """Take the bar away."""
+
+
 class Terminal:
     """Shows one run to the user.
 
     Whoever makes one has to call `close`, or `finish`, which calls it: the progress bar hides the
     terminal's cursor until then.
+
+    Args:
+      bar: makes the bar of a config at an iteration; default: one that is live, in a terminal.
     """
 
-    def __init__(self, config: Config, stream: TextIO | None = None):
+    def __init__(
+        self,
+        config: Config,
+        stream: TextIO | None = None,
+        bar: Callable[[Config, int], Bar] | None = None,
+    ):
         self._config = config
         self._total = config.num_iterations
         self._stream = stream or sys.stdout
         self._live = self._stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-        self._bar: Any = None
+        self._make_bar = bar or (partial(_LiveBar, self._stream) if self._live else None)
+        self._bar: Bar | None = None
         self._printed = -1  # twentieths of the run that have had their plain line
 
     def start(self, text: str, iteration: int = 0) -> None:
         """Print the first line, and show the bar at this iteration."""
         self.message(text)
-        if self._live:
-            self._bar = _bar(self._stream, self._total, iteration)
-            self._bar.start()
+        if self._make_bar:
+            self._bar = self._make_bar(self._config, iteration)
 
     def phase(self, name: str) -> None:
         """Show on the bar what goes on: compiling, training, evaluating."""
         if self._bar:
-            self._bar.update(self._bar.task_ids[0], description=name, refresh=True)
+            self._bar.phase(name)
 
     def update(self, row: Row) -> None:
         """Show a row: ``iteration``, ``env_steps``, ``steps_per_second``, ``return_100``.
 
-        Without a terminal it prints about `_PLAIN_LINES` lines in a run: the first row, the last
+        Without a bar it prints about `_PLAIN_LINES` lines in a run: the first row, the last
         one, and one whenever another twentieth of the iterations is done.
         """
-        iteration = row["iteration"]
         if self._bar:
-            self._bar.update(
-                self._bar.task_ids[0],
-                completed=iteration,
-                steps=compact(row["env_steps"]),
-                rate=compact(row.get("steps_per_second")),
-                score=number(row.get("return_100")),
-                left=duration(seconds_left(row, self._total)),
-            )
+            self._bar.update(row)
             return
-        done = _PLAIN_LINES * iteration // self._total
+        done = _PLAIN_LINES * row["iteration"] // self._total
         if done > self._printed:
             self._printed = done
             self._print(plain_line(row, self._total))
@@ -70,7 +87,7 @@ class Terminal:
         """Print a line, above the bar if there is one. Any thread may call it."""
         bar = self._bar
         if bar:
-            bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+            bar.say(text)
         else:
             self._print(text)
 
@@ -98,32 +115,55 @@ class Terminal:
             self._stream = open(os.devnull, "w")  # noqa: SIM115
 
 
-def _bar(stream: TextIO, total: int, iteration: int) -> Any:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
-    from rich.table import Column
+class _LiveBar:
+    """The last line of a terminal."""
 
-    def column(text: str) -> TextColumn:
-        return TextColumn(text, table_column=Column(no_wrap=True))
+    def __init__(self, stream: TextIO, config: Config, iteration: int):
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+        from rich.table import Column
 
-    bar = Progress(
-        SpinnerColumn(finished_text=" "),
-        column("[bold]{task.description}"),
-        BarColumn(bar_width=None),
-        column("[bold]{task.percentage:>3.0f}%"),
-        column("[cyan]{task.fields[steps]}[/] steps"),
-        column("[cyan]{task.fields[rate]}[/]/s"),
-        column("return [green]{task.fields[score]}[/]"),
-        column("[yellow]{task.fields[left]}[/] left"),
-        console=Console(file=stream, highlight=False),
-        expand=True,
-        transient=True,
-        redirect_stderr=sys.stderr.isatty(),  # else `2> log` would lose what goes there
-        refresh_per_second=4,  # each takes a few milliseconds from the training thread
-    )
-    empty: dict[str, Any] = {"steps": "0", "rate": "-", "score": "-", "left": "-"}
-    bar.add_task("starting", total=total, completed=iteration, **empty)
-    return bar
+        def column(text: str) -> TextColumn:
+            return TextColumn(text, table_column=Column(no_wrap=True))
+
+        self._total = config.num_iterations
+        self._bar = Progress(
+            SpinnerColumn(finished_text=" "),
+            column("[bold]{task.description}"),
+            BarColumn(bar_width=None),
+            column("[bold]{task.percentage:>3.0f}%"),
+            column("[cyan]{task.fields[steps]}[/] steps"),
+            column("[cyan]{task.fields[rate]}[/]/s"),
+            column("return [green]{task.fields[score]}[/]"),
+            column("[yellow]{task.fields[left]}[/] left"),
+            console=Console(file=stream, highlight=False),
+            expand=True,
+            transient=True,
+            redirect_stderr=sys.stderr.isatty(),  # else `2> log` would lose what goes there
+            refresh_per_second=4,  # each takes a few milliseconds from the training thread
+        )
+        empty: dict[str, Any] = {"steps": "0", "rate": "-", "score": "-", "left": "-"}
+        self._task = self._bar.add_task("starting", total=self._total, completed=iteration, **empty)
+        self._bar.start()
+
+    def phase(self, name: str) -> None:
+        self._bar.update(self._task, description=name, refresh=True)
+
+    def update(self, row: Row) -> None:
+        self._bar.update(
+            self._task,
+            completed=row["iteration"],
+            steps=compact(row["env_steps"]),
+            rate=compact(row.get("steps_per_second")),
+            score=number(row.get("return_100")),
+            left=duration(seconds_left(row, self._total)),
+        )
+
+    def say(self, text: str) -> None:
+        self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def stop(self) -> None:
+        self._bar.stop()
 
 
 def _print_table(stream: TextIO, title: str, lines: list[tuple[str, str]]) -> None:

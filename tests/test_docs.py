@@ -1,0 +1,71 @@
+"""What the pages in docs/ name is there: options, commands, scripts, and what they link to."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from jaxrl_scale import __main__ as package
+from jaxrl_scale import sweep
+from jaxrl_scale.config import command_line
+from jaxrl_scale.search import space
+
+ROOT = Path(__file__).parent.parent
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("*/*.md")]
+RLLIB = (ROOT / "docs" / "from_rllib.md").read_text()
+ALGORITHMS = {"The run": "ppo", "PPO": "ppo", "IMPALA, APPO": "impala", "DQN": "dqn"}
+ALGORITHMS |= {"Ape-X": "apex", "What 46 workers become": "ppo", "Ray Tune": None}
+
+
+def options(text):
+    return re.findall(r"--[\w.]+=[^\s`]+", text)
+
+
+def sections():
+    """Of the page for users of RLlib: the options of each row or line, beside its heading."""
+    for section in RLLIB.split("\n## ")[1:]:
+        heading, *lines = section.splitlines()
+        for line in lines:
+            cells = [*line.split(" | "), ""]
+            if found := options(cells[1] if line.startswith("|") else line):
+                yield heading, found
+
+
+@pytest.mark.parametrize("heading", [heading for heading in ALGORITHMS if ALGORITHMS[heading]])
+def test_each_name_beside_one_of_rllib_is_an_option(heading):
+    rows = [found for section, found in sections() if section == heading]
+    assert rows
+    for found in rows:
+        command_line.load([f"--algo={ALGORITHMS[heading]}", "--config=none", *found])
+
+
+def test_each_name_beside_one_of_tune_is_an_option_of_a_sweep():
+    rows = [found for section, found in sections() if section == "Ray Tune"]
+    assert len(rows) == 7
+    for found in rows:
+        args, rest = sweep._parser().parse_known_args(found)
+        given = {option.split("=")[0].removeprefix("--") for option in found}
+        assert given <= {*vars(args), *(r.split("=")[0].removeprefix("--") for r in rest)}
+        if rest:
+            assert len(space.split(rest)[1]) == len(rest)
+
+
+def test_the_tables_have_all_headings():
+    assert {heading for heading, _ in sections()} == set(ALGORITHMS)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_what_a_page_names_and_links_to_is_there(page):
+    text = page.read_text()
+    for name in set(re.findall(r"python -m jaxrl_scale\.(\w+)", text)):
+        assert name in package.COMMANDS
+    for name in set(re.findall(r"(?<![\w/.])(?:launch|configs)/[\w/]+\.\w+", text)):
+        assert (ROOT / name).is_file(), name
+    for target in set(re.findall(r"\]\((?!http)([^)\s]+)\)", text)):
+        name, _, anchor = target.partition("#")
+        linked = page.parent / name if name else page
+        assert linked.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", linked.read_text(), re.MULTILINE)
+            slugs = [re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings]
+            assert anchor in slugs, target

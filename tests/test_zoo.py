@@ -1,0 +1,67 @@
+"""The policies in zoo/: what they score, what they are, and how much they weigh."""
+
+import json
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxrl_scale import evaluate, load
+from jaxrl_scale.config import files
+from jaxrl_scale.records import array_folder, checkpoint
+
+ROOT = Path(__file__).parent.parent
+ZOO = ROOT / "zoo"
+GOOD = {"cartpole": 490, "acrobot": -90, "mountain_car": -110, "pendulum": -200}
+GOOD |= {"lunar_lander": 240}
+"""A mean return in Gymnasium that a good policy has."""
+
+
+def about(name):
+    return json.loads((ZOO / name / "score.json").read_text())
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_a_policy_scores_in_gymnasium_what_it_is_said_to(name):
+    said = about(name)["gymnasium"]
+    assert said["mean"] > GOOD[name]
+    returns = load(ZOO / name).evaluate_in_gymnasium(24)
+    low, high = said["ci95"]
+    error = (high - low) / (2 * 1.96) * np.sqrt(said["episodes"] / returns.size)
+    assert abs(returns.mean() - said["mean"]) <= 4 * error
+
+
+@pytest.mark.quickly
+@pytest.mark.parametrize("name", ["mountain_car", "pendulum"])
+def test_a_policy_scores_here_what_it_is_said_to(name):
+    said = about(name)["jaxrl_scale"]
+    returns = load(ZOO / name).evaluate(256)
+    error = np.std(returns) / np.sqrt(returns.size)
+    assert abs(returns.mean() - said["mean"]) <= 4 * error
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_a_policy_is_the_arrays_that_acting_needs_and_nothing_else(name):
+    found = checkpoint.restore_some(ZOO / name / "checkpoints", lambda name: True, pytest.fail)
+    _, arrays, _ = found
+    assert array_folder.digest(arrays) == about(name)["sha256"]
+    used = ("shared/algo/params/", "shared/algo/observation/", "shared/iteration")
+    assert all(array.startswith(used) for array in arrays)
+    config = files.read_json(ZOO / name / "config.json")
+    assert (config.env, config.seed) == (about(name)["env"], about(name)["seed"])
+    written = [path for path in (ZOO / name).rglob("*") if path.is_file()]
+    assert len(written) == 3
+    assert sum(path.stat().st_size for path in written) < 60_000
+
+
+def test_the_table_has_all_policies_with_their_scores():
+    table = runpy.run_path(str(ZOO / "make.py"))["table"]()
+    assert table in (ZOO / "README.md").read_text()
+    assert {path.parent.name for path in ZOO.glob("*/score.json")} == set(GOOD)
+
+
+def test_the_command_plays_with_a_policy_of_the_zoo(capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert evaluate.main(["zoo/cartpole", "--gymnasium", "--episodes=4", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["per_agent"] == [500]
