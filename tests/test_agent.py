@@ -138,7 +138,7 @@ def test_an_agent_loads_from_the_arrays_that_acting_needs_alone(algo, tmp_path):
     sizes = (
         {"replay_size": 2048, "batch_size": 64} if algo != "impala" else {"minibatch_size": 1024}
     )
-    options = algos.get(algo).Config(**sizes[algo])
+    options = algos.get(algo).Config(**sizes)
     config = Config(algo=options, num_envs=64, rollout_length=16, iterations=8, num_seeds=2)
     begun(tmp_path / "run", config)
     _, iteration, arrays, counts = read_acting(tmp_path / "run", config)

@@ -255,12 +255,12 @@ def test_each_config_file_is_that_of_its_environment_and_algorithm():
     assert others == {"acrobot_scaling.py"}
 
 
-def test_a_config_survives_its_json():
-    changed = files.flatten(loaded(*(f"--{name}={another(name)[1]}" for name in FIELDS)))
-    assert changed != FLAT
-    there = json.loads(
-        json.dumps(files.to_json(loaded(*(f"--{n}={another(n)[1]}" for n in FIELDS))))
-    )
+@pytest.mark.parametrize("kept", ["portable", "matmul_precision"])  # they exclude each other
+def test_a_config_survives_its_json(kept):
+    config = loaded(*(f"--{name}={another(name)[1]}" for name in FIELDS if name != kept))
+    changed = files.flatten(config)
+    assert all(changed[name] != FLAT[name] for name in FIELDS if name != kept)
+    there = json.loads(json.dumps(files.to_json(config)))
     assert files.flatten(files.from_json(there)) == changed
 
 
@@ -908,7 +908,7 @@ def test_the_names_of_the_package_are_listed_and_typed():
     )
     typed = {node.names[0].name: node.module for node in block.body}
     assert typed == jaxrl_scale._HOMES
-    assert list(typed) == jaxrl_scale.__all__
+    assert sorted(typed) == sorted(jaxrl_scale.__all__)
     assert inspect.isfunction(jaxrl_scale.train)
     with pytest.raises(AttributeError, match="module 'jaxrl_scale' has no attribute 'trian'"):
         _ = jaxrl_scale.trian
