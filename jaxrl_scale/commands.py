@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from jaxrl_scale.errors import INTERRUPTED, RunError, closest, nearest, one_line
@@ -37,6 +39,23 @@ def run(
     except KeyboardInterrupt:
         print(interrupted, file=sys.stderr)
         return INTERRUPTED
+
+
+@contextmanager
+def working(text: str) -> Iterator[None]:
+    """Show on a terminal what goes on, and since when, while the body runs. What other programs
+    read, standard output, is left alone."""
+    if not sys.stderr.isatty() or os.environ.get("TERM", "dumb") == "dumb":
+        yield
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, redirect_stdout=False) as line:
+        line.add_task(text, total=None)
+        yield
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):

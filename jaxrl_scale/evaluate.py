@@ -97,15 +97,15 @@ def evaluate(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
     elif args.games > 1:
         raise RunError(f"--games={args.games} says how many games a video shows; add --video=FILE")
     backend.initialize(config.replace(devices=None))
-    _progress(f"loading {args.run_dir}")
-    agent = load(args.run_dir, agents[0], args.checkpoint)
+    with commands.working(f"loading {args.run_dir}"):
+        agent = load(args.run_dir, agents[0], args.checkpoint)
     greedy = config.eval_greedy if args.sampled is None else not args.sampled
     episodes = f"{args.episodes} episodes{' of each agent' * (len(agents) > 1)}"
-    _progress(f"playing {episodes}{' in real Gymnasium' * args.gymnasium}")
-    if args.gymnasium:
-        returns = agent.evaluate_in_gymnasium(args.episodes, greedy, agents)
-    else:
-        returns = agent.evaluate(args.episodes, greedy)[agents]
+    with commands.working(f"playing {episodes}{' in real Gymnasium' * args.gymnasium}"):
+        if args.gymnasium:
+            returns = agent.evaluate_in_gymnasium(args.episodes, greedy, agents)
+        else:
+            returns = agent.evaluate(args.episodes, greedy)[agents]
     result: dict[str, Any] = dict(
         summarize(returns, [i for i, k in enumerate(agents) if k in agent.failed])
     )
@@ -121,11 +121,10 @@ def evaluate(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
     }
     frames = []
     if args.video:
-        _progress("drawing the video")
-        frames = agent.record(greedy=greedy, games=args.games)
-        write_video(args.video, frames)
+        with commands.working("playing and drawing the video"):
+            frames = agent.record(greedy=greedy, games=args.games)
+            write_video(args.video, frames)
         result["video"] = str(args.video)
-    _progress()
     return result, len(frames)
 
 
@@ -166,12 +165,6 @@ def _agents(text: str | None, count: int) -> list[int]:
         there = f"agents 0 to {count - 1}" if count > 1 else "one agent, 0"
         raise RunError(f"--agents={text}: the run has {there}")
     return agents
-
-
-def _progress(text: str = "") -> None:
-    """Say on a terminal what goes on, on a line that the next text takes; without a text, none."""
-    if sys.stderr.isatty():
-        print(f"\r\033[K{text and text + ' ...'}", end="", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

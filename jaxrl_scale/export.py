@@ -48,7 +48,8 @@ def _command(argv: list[str]) -> int:
         agent = load(args.run_dir, args.agent, args.checkpoint)
         if agent.index in agent.failed:
             raise RunError(f"agent {agent.index} has failed: its loss is not finite")
-        made, left_out = forms(agent, _title(agent, args.run_dir), args.onnx)
+        with commands.working("translating the policy"):
+            made, left_out = forms(agent, _title(agent, args.run_dir), args.onnx)
     out = args.out or args.run_dir / "export"
     with io_errors(out):
         out.mkdir(parents=True, exist_ok=True)

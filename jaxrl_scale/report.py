@@ -266,9 +266,13 @@ def write(
     """Write the page ``out`` and its images beside it, with episodes of the first runs."""
     with io_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-    learning = learning_plots(shown) + score_plots(shown)
-    plots = [learning, speed_plots(shown), metric_plots(shown)]
-    played = [episode(one, out.parent) for one in shown[:episodes]]
+    with commands.working("drawing the curves"):
+        learning = learning_plots(shown) + score_plots(shown)
+        plots = [learning, speed_plots(shown), metric_plots(shown)]
+    played = []
+    for one in shown[:episodes]:
+        with commands.working(f"an episode of {one.label}"):
+            played.append(episode(one, out.parent))
     files = {f"{out.stem}-{plot.name}.png": plot.png for some in plots for plot in some}
     for k, found in enumerate(played):
         if found.gif:
