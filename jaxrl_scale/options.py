@@ -145,7 +145,7 @@ def check_fields(config: Any, prefix: str) -> None:
         if f.name == "algo":
             continue
         value, hint, name = getattr(config, f.name), hints[f.name], prefix + f.name
-        said = f"{name}={_shown(value)} should"
+        said = f"{name}={shown(value)} should"
         if not has_type(value, hint):
             raise RunError(f"{said} be {type_name(hint)}{nearest_choice(value, hint)}")
         if isinstance(value, dict) and not _is_plain(value):
@@ -170,7 +170,8 @@ def short(text: str) -> str:
     return text if len(text) <= 60 else text[:59] + "…"
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A value for an error message, cut after 60 characters."""
     try:
         return short(repr(value))
     except ValueError:  # Python writes no whole number of more than 4,300 digits

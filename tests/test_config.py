@@ -366,6 +366,8 @@ def test_a_value_of_the_wrong_type_is_refused(argv, said):
             for name in ("env", "network")
             for text in ("", ":Class", "module:", "a::b")
         ),
+        (["--run_dir="], "run_dir='' should be the path of a folder, or none"),
+        (["--init_from="], "init_from='' should be the path of a folder, or none"),
         (["--seed=-1"], "seed=-1 should be at least 0"),
         (["--devices=0"], "devices=0 should be at least 1"),
         (["--iterations=0"], "iterations=0 should be at least 1"),
@@ -763,6 +765,7 @@ def test_a_config_file_that_is_wrong_is_refused_with_its_line(text, said, write)
         ("num_envs='64'", "num_envs='64' should be a whole number"),
         ("num_envs=64.0", "num_envs=64.0 should be a whole number"),
         ("num_envs=True", "num_envs=True should be a whole number"),
+        ("num_envs=10**5000", "num_envs=0x"),
         ("num_envs=None", "num_envs=None should be a whole number"),
         ("shared_torso=1", "shared_torso=1 should be true or false"),
         ("target_return=True", "target_return=True should be a number or none"),
@@ -882,7 +885,13 @@ def test_a_run_directory_that_is_none_is_refused(run, tmp_path):
     )
 
 
-@pytest.mark.parametrize("text", ["", "[]", "3", "{", "{}", '{"algo": 3}', '{"algo": {"name": 3}}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "[]", "3", "{", "{}", '{"algo": 3}', '{"algo": {"name": 3}}'),
+        '{"algo": {"name": "ppo"}, "num_envs": "x"}',
+    ],
+)
 def test_a_damaged_config_of_a_run_is_refused(text, tmp_path):
     (tmp_path / "config.json").write_text(text)
     assert refused("--resume", str(tmp_path)).startswith(f"{tmp_path / 'config.json'} is damaged: ")

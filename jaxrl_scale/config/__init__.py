@@ -247,6 +247,9 @@ def check(config: Config) -> None:
                 f"{name}={getattr(config, name)!r} should be a name, "
                 "or two with a colon between them, such as my_package.my_module:MyClass"
             )
+    for name in ("run_dir", "init_from"):  # an unset variable of a shell would mean this folder
+        if getattr(config, name) == "":
+            raise RunError(f"{name}='' should be the path of a folder, or none")
     if config.seed + config.num_seeds - 1 > _INT32:
         raise RunError(
             f"seed={config.seed} and num_seeds={config.num_seeds}: the last seed is "

@@ -27,7 +27,7 @@ from jaxrl_scale.errors import (
     one_line,
     status_table,
 )
-from jaxrl_scale.options import check_fields, nearest_choice, short, type_name
+from jaxrl_scale.options import check_fields, nearest_choice, short, shown, type_name
 
 
 def load(argv: Sequence[str]) -> tuple[Config, str, str | None]:
@@ -251,7 +251,9 @@ def written(value: Any) -> str:
         return ", ".join(f"{k}={written(v)}" for k, v in value.items()) or "none"
     if value is None or isinstance(value, bool):
         return str(value).lower()
-    return f"{value:_}" if isinstance(value, int) and abs(value) >= 100_000 else str(value)
+    if isinstance(value, int) and abs(value) >= 100_000:
+        return shown(value) if abs(value) > 2**63 else f"{value:_}"
+    return str(value)
 
 
 def _metavar(hint: Any) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_scale import algos
-from jaxrl_scale.config import Config
+from jaxrl_scale.config import Config, check
 from jaxrl_scale.config.shipped import config_file
 from jaxrl_scale.errors import RunError, nearest, one_line
 from jaxrl_scale.user_code import describe
@@ -121,7 +121,7 @@ def _tuples(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> Config:
-    """The config of a run; ``path`` is the ``config.json`` in its run directory."""
+    """The config of a run, checked; ``path`` is the ``config.json`` in its run directory."""
     if path.parent.is_file():
         raise RunError(f"{path.parent} is a file; give the run directory that holds it")
     if not path.parent.is_dir():
@@ -133,10 +133,12 @@ def read_json(path: Path) -> Config:
     if not path.is_file():
         raise RunError(f"{path.parent} is not a run directory: it has no {path.name}")
     try:
-        return from_json(json.loads(path.read_text()))
+        config = from_json(json.loads(path.read_text()))
+        check(config)
+        return config
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:  # RunError among them
         if found := re.search(r"unexpected keyword argument '(\w+)'", str(error)):
             raise RunError(
                 f"{path} has a field {found[1]!r} that this version of jaxrl_scale does not know"

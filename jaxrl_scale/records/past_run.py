@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 
-from jaxrl_scale.config import Config, check, files
+from jaxrl_scale.config import Config, files
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.records import statistics
 from jaxrl_scale.records.rows import TIMINGS, Row, Summary, normalized, read_rows
@@ -116,10 +116,6 @@ def read(path: Path) -> PastRun:
     if path.is_file():
         raise RunError(f"{short(path)} is a file; give the directory of a run")
     config = files.read_json(path / "config.json")
-    try:
-        check(config)
-    except RunError as error:
-        raise RunError(f"{short(path / 'config.json')} is damaged: {error}") from None
     rows = read_rows(path / "metrics.jsonl")
     if not rows:
         raise RunError(
