@@ -268,7 +268,8 @@ def test_what_cannot_be_listed_is_written_as_stablehlo_alone():
 def run(tmp_path_factory):
     """A run of two agents, of which the second has failed."""
     path = tmp_path_factory.mktemp("runs") / "walk"
-    begun(path, Config(num_envs=4, num_shards=1, hidden_sizes=(8,), num_seeds=2), failed=[1])
+    sizes = {"num_envs": 4, "num_shards": 1, "rollout_length": 512, "hidden_sizes": (8,)}
+    begun(path, Config(**sizes, num_seeds=2), failed=[1])
     return path
 
 
