@@ -40,7 +40,7 @@ TINY = (
 )
 """What comes before a kind's own options of `train`, so that one which is not refused is quick."""
 LONGEST_LINE = 700
-SECONDS = 100  # until a kind that is not answered is given up
+SECONDS = 60  # of processor time until a kind that is not answered is given up
 
 
 class Answer(NamedTuple):
@@ -113,11 +113,11 @@ def _main(kind: Kind) -> int:
 
 def _this_process(kind: Kind, folder: Path) -> tuple[int, str]:
     def give_up(*_: object) -> None:
-        raise TimeoutError(f"no answer in {SECONDS} seconds")
+        raise TimeoutError(f"no answer in {SECONDS} seconds of processor time")
 
     modules, path, environment = set(sys.modules), list(sys.path), dict(os.environ)
-    signal.signal(signal.SIGALRM, give_up)
-    signal.alarm(SECONDS)
+    signal.signal(signal.SIGPROF, give_up)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
     importlib.invalidate_caches()
     with contextlib.chdir(folder), _captured() as texts:
         try:
@@ -128,7 +128,7 @@ def _this_process(kind: Kind, folder: Path) -> tuple[int, str]:
         except BaseException:
             traceback.print_exc()
             status = 1
-    signal.alarm(0)
+    signal.setitimer(signal.ITIMER_PROF, 0)
     os.environ.clear()
     os.environ.update(environment)
     sys.path[:] = path
@@ -170,7 +170,7 @@ def _own_process(kind: Kind, folder: Path) -> tuple[int, str]:
         env={**os.environ, "PYTHONPATH": str(REPOSITORY), **kind.environment},
         capture_output=True,
         text=True,
-        timeout=2 * SECONDS,
+        timeout=10 * SECONDS,
     )
     return done.returncode, done.stderr
 

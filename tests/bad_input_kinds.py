@@ -182,7 +182,7 @@ def command_line() -> Iterator[Kind]:
         ("--algo=pp0", "did you mean ppo"),
         ("--algo=PPO", "did you mean ppo"),
         ("--algo=", "algorithm '' does not exist"),
-        ("--algo=sac", "algorithm 'sac' does not exist"),
+        ("--algo=td3", "algorithm 'td3' does not exist"),
         ("--algo=dqn --algo.clip_epsilon=1", "unknown option --algo.clip_epsilon"),
         ("--algo=dqn --algo.replay_size=0", "algo.replay_size=0 should be at least"),
         ("--algo=dqn --algo.replay_size=7", "replay_size"),
