@@ -3,8 +3,7 @@
     python -m jaxrl_scale.train --config configs/lunar_lander.py
 
 Training takes 2,000,000 steps. The return is then about 280, and 274 for the worst of 16 agents. A
-discount close to 1 is important, because fuel is cheap and an episode
-takes 200 steps.
+discount close to 1 is important, because fuel is cheap and an episode takes 200 steps.
 
 What makes agents fail is hovering. At 300,000 steps many have learned that a crash costs 100, and
 stay in the air until the time limit. They land once they know that hovering costs as much in the
@@ -13,7 +12,7 @@ which is probably why many short iterations with many gradient steps help. Agent
 still had over 900 steps after 650,000 to 700,000 steps: none of 16 with these settings, three of 20
 with 256 environments (the worst hovered at a million steps, too; it was stopped then), and one of 4
 with 256 environments and twice the learning rate. With 512 environments, minibatches of 2,048 and
-5,000,000 steps seeds 3 and 15 hovered for half of the run or longer; they ended at 153 and -39.
+5,000,000 steps seeds 3 and 15 hovered for over a third of the run; they ended at 153 and -39.
 """
 
 from jaxrl_scale.algos import ppo
