@@ -145,6 +145,7 @@ STEPS = (
         most=512,
     ),
 )
+# LunarLander with the 512 environments that its config had when this was measured.
 STEPS_AN_ITERATION = {"acrobot": 128 * 64, "lunar_lander": 512 * 64}
 
 # --- counting collectives -------------------------------------------------------------------

@@ -3,8 +3,9 @@
     python -m jaxrl_scale.train --config configs/cartpole.py
 
 Training takes 500,000 steps, which are two seconds or less on two cores after compilation. The
-return is then 500, the maximum. The mean return of the last 100 episodes reaches 475 after about
-113,000 steps (171,000 for the slowest of 128 agents).
+return is then 500, the maximum, for each of 256 agents (seeds 2000 to 2255, of which none was used
+to choose the settings). The mean return of the last 100 episodes reaches 475 after about 113,000
+steps (171,000 for the slowest of 128 agents).
 """
 
 from jaxrl_scale.algos import ppo
