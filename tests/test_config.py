@@ -256,12 +256,11 @@ def test_each_config_file_is_that_of_its_environment_and_algorithm():
 
 
 def test_a_config_survives_its_json():
-    changed = files.flatten(loaded(*(f"--{name}={another(name)[1]}" for name in FIELDS)))
-    assert changed != FLAT
-    there = json.loads(
-        json.dumps(files.to_json(loaded(*(f"--{n}={another(n)[1]}" for n in FIELDS))))
-    )
-    assert files.flatten(files.from_json(there)) == changed
+    names = [name for name in FIELDS if name != "portable"]  # which asks for what others have
+    config = loaded(*(f"--{name}={another(name)[1]}" for name in names))
+    assert files.flatten(config) != FLAT
+    there = json.loads(json.dumps(files.to_json(config)))
+    assert files.flatten(files.from_json(there)) == files.flatten(config)
 
 
 # --- unknown and unreadable -----------------------------------------------------------------
