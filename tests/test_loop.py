@@ -23,8 +23,9 @@ from jaxrl_scale.parallel import backend
 from jaxrl_scale.parallel.hosts import Hosts
 from jaxrl_scale.parallel.machine import Memory
 from jaxrl_scale.parallel.placement import Placement
-from jaxrl_scale.records import progress
+from jaxrl_scale.records import array_folder, progress
 from jaxrl_scale.records.checkpoint import restore
+from jaxrl_scale.records.digest import of_run
 from jaxrl_scale.records.progress import Clock
 from jaxrl_scale.train import loop
 
@@ -458,3 +459,18 @@ def test_a_type_checker_knows_what_the_package_offers(tmp_path):
 def test_a_run_can_be_pickled(tmp_path):
     run, _ = run_of(config_of(tmp_path / "run"))
     assert pickle.loads(pickle.dumps(run)) == run
+
+
+def test_a_digest_stands_in_the_checkpoint_and_the_summary_and_is_kept_over_a_resume(tmp_path):
+    stopped, _ = run_of(config_of(tmp_path / "run"), at={3: terminate})
+    done, _ = run_of(stopped.config, resume=stopped.path)
+    whole, _ = run_of(config_of(tmp_path / "whole"))
+
+    def fail(metrics):
+        return metrics | {"loss": np.full(1, np.nan)}
+
+    failed, _ = run_of(config_of(tmp_path / "failed"), at={5: fail})
+    recorded = array_folder.read_record(done.path / "checkpoints" / "10")["digest"]
+    assert done.summary["digest"] == whole.summary["digest"] == recorded == of_run({0: "10"})
+    assert stopped.summary["digest"] == of_run({0: "3"})
+    assert failed.summary["digest"] is None
