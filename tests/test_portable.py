@@ -26,6 +26,9 @@ from jaxrl_scale.learning import products
 from jaxrl_scale.parallel import backend
 from jaxrl_scale.records import digest
 
+AS_USERS = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_"))}
+"""The environment of a process that compiles as a user's does: see conftest.py."""
+
 
 def dots(jaxpr):
     """Columns and terms of a program's products that have several rows, columns and terms: the
@@ -87,7 +90,7 @@ def test_a_portable_gradient_depends_neither_on_the_threads_nor_on_the_c_library
     runs = [
         subprocess.Popen(
             [sys.executable, Path(__file__).with_name("threads.py"), "portable", devices, "gru"],
-            env={k: v for k, v in os.environ.items() if not k.startswith("XLA_")} | variables,
+            env=AS_USERS | variables,
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -157,6 +160,8 @@ def test_a_portable_run_has_the_digest_that_is_stored_for_this_jaxlib(name):
         pytest.skip(f"no digest of {name} is stored for jaxlib {jaxlib.__version__}")
     assert set(expected) == {"few"} | ({"whole"} if name in WHOLE else set())
     program = Path(__file__).with_name("portable_digests.py")
-    done = subprocess.run([sys.executable, program, name], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, program, name], env=AS_USERS, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads(done.stdout.removeprefix(name)) == expected
