@@ -48,7 +48,7 @@ def for_torch(game: str) -> dict[str, Any]:
     too."""
     from jaxrl_scale.envs import games
 
-    own = GAMES[game]
+    own = {name: value for name, value in GAMES[game].items() if name != "shards_per_core"}
     options = games.atari_options if own["task"] in games.ATARI else games.procgen_options
     return {**own, "options": dataclasses.asdict(options(own["task"], own["options"]))}
 
