@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 
-import jax
 import numpy as np
 
+from jaxrl_scale.records.pieces import named_leaves
 from jaxrl_scale.types import PyTree
 
 
@@ -15,9 +15,8 @@ def of_tree(tree: PyTree) -> str:
     """The SHA-256, in hexadecimal digits, of a tree of arrays on the host: of the leaves' names,
     dtypes, shapes and bytes."""
     digest = hashlib.sha256()
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+    for name, leaf in named_leaves(tree).items():
         x = np.asarray(leaf)
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
         digest.update(f"{name} {x.dtype.name}{list(x.shape)}\n".encode())
         digest.update(np.ascontiguousarray(x).data.cast("B") if x.size else b"")
     return digest.hexdigest()
