@@ -79,9 +79,9 @@ def step(
 ) -> tuple[Environments, Outcome]:
     """Step the running environments, reset the ended ones.
 
-    A batched program computes both for every environment. What is not needed is thrown away, and
-    where an episode has ended it is the fresh state that is stepped: `Environment.step` never
-    sees an ended one, from which it might not return.
+    A batched program steps every environment, and resets all of them where any has ended; what is
+    not needed is thrown away. Where an episode has ended it is the fresh state that is stepped:
+    `Environment.step` never sees an ended one, from which it might not return.
 
     Args:
       keys: ``[B, 2]``, for the reset and for the step.
@@ -96,7 +96,7 @@ def step(
 
     if isinstance(space, Box):
         action = jnp.clip(action, space.low, space.high)
-    fresh_state, fresh_obs = jax.vmap(env.reset)(keys[:, 0])
+    fresh_state, fresh_obs = _reset_if(envs.ended.any(), jax.vmap(env.reset), keys[:, 0])
     before = jax.tree.map(choose, envs.state, fresh_state)
     state, seen = jax.vmap(env.step)(keys[:, 1], before, action)
     seen = TimeStep(*seen)
@@ -119,6 +119,16 @@ def step(
         episode_length=length,
     )
     return following, outcome
+
+
+def _reset_if(needed: Array, reset: Callable[[Key], PyTree], keys: Key) -> PyTree:
+    """``reset(keys)``, or zeros where it is not ``needed``. LunarLander's steps its bodies once,
+    which in every step of a rollout took a fifth of the time of an iteration."""
+
+    def skipped(keys: Key) -> PyTree:
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(reset, keys))
+
+    return jax.lax.cond(needed, reset, skipped, keys)
 
 
 def collect(
