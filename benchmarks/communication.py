@@ -196,7 +196,7 @@ def count(file: str) -> list[list[Any]]:
     many]``. On ``n`` devices there are ``log2 n`` collective-permutes for each of them."""
     runner, _ = _runner(file, Fraction(1), devices=2)
     runner.compile()
-    found = collectives(runner._compiled_step.as_text(), 2)
+    found = collectives(runner._compiled_steps.as_text(), 2)
     found["collective-permute", 1] += 1  # `Placement.any`, which one process does not compile
     return [[*what, times] for what, times in sorted(found.items())]
 
@@ -239,16 +239,16 @@ def iteration(file: str, growth: Fraction, seconds: float = 4.0) -> list[float]:
 
     runner, hosts = _runner(file, growth)
     compile_in_turn(runner, hosts, bool(runner.config.compilation_cache))
-    state, *_ = runner.step(runner.init())
-    state, *_ = runner.step(state)
+    state, _ = runner.step(runner.init())
+    state, _ = runner.step(state)
     once = -time.perf_counter()
-    state, *_ = runner.step(state)
+    state, _ = runner.step(state)
     once += time.perf_counter()
     number = hosts.gather("iterations", max(8, int(seconds / once)))[0]
     times = []
     for _ in range(number):
         began = time.perf_counter()
-        state, *_ = runner.step(state)
+        state, _ = runner.step(state)
         times.append(time.perf_counter() - began)
     hosts.close()
     return times

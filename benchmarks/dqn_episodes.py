@@ -82,7 +82,7 @@ def measure(config: Config) -> dict[str, Any]:
     ended = [np.zeros(config.num_seeds, int)]
     losses = []
     while len(losses) < config.num_iterations and np.isnan(seconds).any():
-        state, metrics, _ = runner.step(state)
+        state, metrics = runner.step(state)
         losses.append([metrics[f"loss_shard_{k}"] for k in range(config.num_shards)])
         ended.append(ended[-1] + metrics["ended"])
         taken = taken + metrics["steps"]

@@ -92,12 +92,12 @@ def measure(game: str, seconds: float) -> dict[str, float]:
     env = envs.make(config.env, **config.env_kwargs)
     runner: Any = make_runner(config, env, backend.initialize(config))
     runner.compile()
-    state, *_ = runner.step(runner.init())
+    state, _ = runner.step(runner.init())
     speeds: list[float] = []
     began = time.perf_counter()
     while len(speeds) < 2 or time.perf_counter() - began < seconds:
         start = time.perf_counter()
-        state, metrics, _ = runner.step(state)
+        state, metrics = runner.step(state)
         speeds.append(int(metrics["steps"][0]) / (time.perf_counter() - start))
 
     devices = state._replace(local=state.local._replace(envs=()))

@@ -45,15 +45,15 @@ def measure(agents: int, reduction: str, seconds: float) -> dict[str, float]:
     start = time.perf_counter()
     runner.compile()
     compile_seconds = time.perf_counter() - start
-    state, *_ = runner.step(runner.init())
+    state, _ = runner.step(runner.init())
     block = max(1, STEPS // (agents * config.steps_per_iteration))
     speeds: list[float] = []
     start = time.perf_counter()
     while len(speeds) < 3 or time.perf_counter() - start < seconds:
         began, steps = time.perf_counter(), 0
-        for _ in range(block):
-            state, metrics, _ = runner.step(state)
-            steps += int(metrics["steps"].sum())
+        for _ in range(max(1, block // runner.at_once)):
+            state, rows, _ = runner.steps(state, runner.at_once)
+            steps += sum(int(metrics["steps"].sum()) for metrics in rows)
         speeds.append(steps / (time.perf_counter() - began))
     return {"steps_per_second": statistics.median(speeds), "compile_seconds": compile_seconds}
 

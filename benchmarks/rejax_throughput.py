@@ -1,4 +1,4 @@
-r"""Throughput of Rejax's PPO training loop, to set beside our own.
+r"""Throughput of Rejax's training loops (PPO, DQN, PQN), to set beside our own.
 
 Rejax is used as a library and is not a dependency of this project; give it an
 environment of its own (tried with Python 3.11):
@@ -8,9 +8,9 @@ environment of its own (tried with Python 3.11):
         flax==0.12.8 optax==0.2.8 distrax==0.1.9 chex==0.1.92
     rejax-venv/bin/python rejax_throughput.py --env CartPole-v1 --config b --seconds 10
 
-What is timed: calls of `PPO.train(train_state=...)`, Rejax's own loop, compiled
+What is timed: calls of `train(train_state=...)`, Rejax's own loop, compiled
 ahead of time, each training on from the state the last one returned, until the
-result is ready. One call is CHUNK environment steps, so it holds rollout, GAE,
+result is ready. One call is CHUNK environment steps, so it holds rollouts, targets,
 shuffling and all gradient steps of several iterations, and nothing else: the
 evaluation is replaced by a callback that does nothing and the initial one is
 skipped, so no evaluation is compiled or run. Excluded: imports, compilation,
@@ -24,8 +24,9 @@ together.
 With ``--agents N`` so many agents with seeds of their own train side by side, by `jax.vmap` over
 their states, as Rejax's README does it.
 
-The model is two separate networks of 64-64 tanh units, float32, Adam, gradients
-clipped at 0.5. Rejax clips element by element, not by global norm. JAX uses every
+PPO's model is two separate networks of 64-64 tanh units, those of DQN and PQN have 64-64
+relu units, PQN's with layer normalisation; float32, Adam, gradients clipped at 0.5. Rejax
+clips element by element, not by global norm. JAX uses every
 core the process may run on; restrict it from outside (`taskset -c 0,1 ...`).
 """
 
@@ -41,36 +42,48 @@ CONFIGS = {
     "b": {"num_envs": 64, "num_steps": 128, "num_minibatches": 4, "num_epochs": 4},
     "c": {"num_envs": 1024, "num_steps": 32, "num_minibatches": 4, "num_epochs": 2},
     "d": {"num_envs": 8, "num_steps": 128, "num_minibatches": 4, "num_epochs": 4},
+    "a2c": {"num_envs": 64, "num_steps": 16, "num_minibatches": 1, "num_epochs": 1},
+    "dqn": {"num_envs": 32, "num_epochs": 2, "batch_size": 256},  # gradient steps after each step
+    "pqn": {"num_envs": 64, "num_steps": 128, "num_minibatches": 4, "num_epochs": 4},
+}
+ALGORITHMS = {
+    "ppo": {
+        "agent_kwargs": {"hidden_layer_sizes": (64, 64), "activation": "tanh"},
+        **{"gae_lambda": 0.95, "clip_eps": 0.2, "vf_coef": 0.5, "ent_coef": 0.01},
+    },
+    "dqn": {
+        "agent_kwargs": {"activation": "relu"},
+        **{"buffer_size": 51_200, "fill_buffer": 1_024, "polyak": 0.99},
+    },
+    "pqn": {"td_lambda": 0.65},
 }
 CHUNK = 131_072  # steps in one timed call: 16 iterations of b, 4 of c, of all agents together
 
 
 def make_algorithm(env: str, config: str, steps: int):
-    algorithm = rejax.get_algo("ppo").create(
+    name = config if config in ALGORITHMS else "ppo"
+    algorithm = rejax.get_algo(name).create(
         env=env,
-        agent_kwargs={"hidden_layer_sizes": (64, 64), "activation": "tanh"},
         learning_rate=3e-4,
         gamma=0.99,
-        gae_lambda=0.95,
-        clip_eps=0.2,
-        vf_coef=0.5,
-        ent_coef=0.01,
         max_grad_norm=0.5,
         normalize_observations=False,
         normalize_rewards=False,
         total_timesteps=steps,
         eval_freq=steps,
         skip_initial_evaluation=True,
+        **ALGORITHMS[name],
         **CONFIGS[config],
     )
-    assert steps % algorithm.iteration_size == 0
+    assert steps % (CONFIGS[config]["num_envs"] * CONFIGS[config].get("num_steps", 1)) == 0
     # The default callback plays 128 whole episodes after every eval_freq steps.
     return algorithm.replace(eval_callback=lambda algo, ts, rng: ())
 
 
 def measure(env: str, config: str, seconds: float, seed: int, agents: int) -> dict:
     size = CONFIGS[config]
-    steps = max(CHUNK // agents, size["num_envs"] * size["num_steps"])  # of each agent
+    # of each agent
+    steps = max(CHUNK // agents, size["num_envs"] * size.get("num_steps", 1))
     algorithm = make_algorithm(env, config, steps)
 
     # Ahead of time, because plain jit would compile again inside the timing: each

@@ -1,4 +1,4 @@
-"""Steps per second of the whole PPO loop, beside Rejax in one run.
+"""Steps per second of the whole loop, beside Rejax in one run.
 
 Valid environment steps, all training included (rollout, advantages, gradient steps), nothing else:
 compilation, evaluation and logging are left out on both sides. The two programs take turns
@@ -6,8 +6,11 @@ compilation, evaluation and logging are left out on both sides. The two programs
 
     python benchmarks/throughput.py --rejax-python path/to/rejax-venv/bin/python
 
-How to make that environment stands in `rejax_throughput.py`. Configuration b: 64 environments × 128
-steps, 4 minibatches, 4 epochs; c: 1,024 × 32, 4, 2; separate 64-64 tanh actor and critic.
+How to make that environment stands in `rejax_throughput.py`. PPO with separate 64-64 tanh actor and
+critic, configuration b: 64 environments × 128 steps, 4 minibatches, 4 epochs; c: 1,024 × 32, 4, 2.
+``--configs a2c dqn pqn``: A2C with 64 environments × 16 steps, beside Rejax's PPO with one epoch of
+one minibatch, which is A2C (https://arxiv.org/abs/2205.09123); DQN with 32 environments and a
+gradient step of 256 transitions for each 16 steps; PQN with the sizes of b.
 """
 
 from __future__ import annotations
@@ -20,46 +23,69 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jaxrl_scale.config import Config
 
 ENVS = ("CartPole-v1", "Acrobot-v1")
-SIZES = {
-    "b": {"num_envs": 64, "rollout_length": 128, "epochs": 4},
-    "c": {"num_envs": 1024, "rollout_length": 32, "epochs": 2},
-}
+CONFIGS = ("b", "c", "a2c", "dqn", "pqn")
+
+
+def make_config(env: str, name: str, num_shards: int) -> Config:
+    """As `rejax_throughput.CONFIGS`."""
+    from jaxrl_scale.algos import a2c, dqn, ppo, pqn
+    from jaxrl_scale.config import Config
+
+    def config(num_envs: int, rollout_length: int, algo: Any, activation: str) -> Config:
+        return Config(
+            env=env,
+            num_envs=num_envs,
+            rollout_length=rollout_length,
+            num_shards=num_shards,
+            reduction="exact",
+            activation=activation,
+            algo=algo,
+        )
+
+    if name == "b":
+        return config(64, 128, ppo.Config(minibatch_size=2048, epochs=4), "tanh")
+    if name == "c":
+        return config(1024, 32, ppo.Config(minibatch_size=8192, epochs=2), "tanh")
+    if name == "a2c":
+        return config(64, 16, a2c.Config(optimizer="adam"), "tanh")
+    if name == "pqn":
+        return config(64, 128, pqn.Config(minibatch_size=2048, epochs=4), "relu")
+    options = dqn.Config(
+        updates_per_iteration=16, replay_size=51_200, learning_starts=1_024, tau=0.01
+    )
+    return config(32, 8, options, "relu")
 
 
 def measure(env: str, name: str, seconds: float, num_shards: int) -> dict[str, float]:
     """Our median and best speed over calls of a few iterations."""
     from jaxrl_scale import envs
-    from jaxrl_scale.algos import ppo
-    from jaxrl_scale.config import Config, check
+    from jaxrl_scale.config import check
     from jaxrl_scale.loop.runner import Runner
     from jaxrl_scale.parallel import backend
 
-    size = dict(SIZES[name])
-    epochs = size.pop("epochs")
-    minibatch = size["num_envs"] * size["rollout_length"] // 4
-    config = Config(
-        env=env,
-        num_shards=num_shards,
-        reduction="exact",
-        algo=ppo.Config(minibatch_size=minibatch, epochs=epochs),
-        **size,
-    )
+    config = make_config(env, name, num_shards)
     check(config)
     runner = Runner(config, envs.make(env), backend.initialize(config))
     start = time.perf_counter()
     runner.compile()
     compile_seconds = time.perf_counter() - start
-    state, *_ = runner.step(runner.init())
+    state = runner.init()
+    for _ in range(1 + getattr(config.algo, "learning_starts", 0) // config.steps_per_iteration):
+        state, _ = runner.step(state)
     block = 131_072 // config.steps_per_iteration
     speeds: list[float] = []
     start = time.perf_counter()
     while time.perf_counter() - start < seconds:
         began, steps = time.perf_counter(), 0
-        for _ in range(block):
-            state, metrics, _ = runner.step(state)
-            steps += int(metrics["steps"][0])
+        for _ in range(block // runner.at_once):
+            state, rows, _ = runner.steps(state, runner.at_once)
+            steps += sum(int(metrics["steps"][0]) for metrics in rows)
         speeds.append(steps / (time.perf_counter() - began))
     return {
         "steps_per_second": statistics.median(speeds),
@@ -85,6 +111,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=8.0, help="measured, each time")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each program")
     parser.add_argument("--num_shards", type=int, default=8)
+    parser.add_argument("--configs", nargs="+", choices=CONFIGS, default=["b", "c"])
     parser.add_argument("--ours", nargs=2, metavar=("ENV", "CONFIG"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.ours:
@@ -92,7 +119,7 @@ def main() -> None:
         return
     here = Path(__file__).resolve()
     print(f"{os.cpu_count()} cores, {args.num_shards} shards, {args.rounds} rounds, medians")
-    for name in SIZES:
+    for name in args.configs:
         for env in ENVS:
             ours, theirs = [], []
             common = ["--seconds", str(args.seconds)]

@@ -201,8 +201,14 @@ def loop(
         log.compiled()
         state = runner.place(saved_state, log.say) if saved_state is not None else runner.init()
 
+        often = [x for x in (config.log_every, config.eval_every, config.checkpoint_every) if x > 0]
+
         def due(every: int) -> bool:
             return every > 0 and (iteration % every == 0 or iteration == last)
+
+        def undisturbed() -> int:
+            """Iterations until something is due."""
+            return min(last - iteration, *(every - iteration % every for every in often))
 
         def save() -> None:
             log.sync()
@@ -210,10 +216,14 @@ def loop(
 
         stopping = stop.agreed()
         while iteration < last and not stopping:
-            state, metrics, heard = runner.step(state, bool(stop.requested))
+            count = min(undisturbed(), runner.at_once)
+            state, rows, heard = runner.steps(state, count, bool(stop.requested))
             stopping = stop.agreed(heard)
-            iteration += 1
-            log.record(iteration, metrics)
+            for metrics in rows:
+                iteration += 1
+                log.record(iteration, metrics)
+                if log.all_failed:
+                    break
             if log.all_failed:
                 break
             if due(config.eval_every):

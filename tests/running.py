@@ -93,12 +93,13 @@ def run(config, env=None, iterations=None, algo=None, monkeypatch=None, state=No
 
 
 def steps(runner, iterations, state=None):
-    """As `run`, of a runner and from a ``state``."""
+    """As `run`, of a runner and from a ``state``, as many iterations at once as the runner takes."""
     placed = runner.init() if state is None else runner.place(state)
     history = []
-    for _ in range(iterations):
-        placed, metrics, _ = runner.step(placed)
-        history.append(metrics)
+    while len(history) < iterations:
+        count = min(iterations - len(history), runner.at_once)
+        placed, rows, _ = runner.steps(placed, count)
+        history += rows
     return runner.fetch(placed), history
 
 

@@ -60,15 +60,15 @@ true_evaluate = evaluator.Evaluator.__call__
 evaluations = itertools.count(1)
 
 
-def disturbed(true_step):
-    def step(self, state, stop=False):
+def disturbed(true_steps):
+    def steps(self, state, count, stop=False):
         done = int(placement.first_on_host(state.shared.iteration).ravel()[0])
         if done + 1 == accident.get("at"):
             os.kill(os.getpid(), getattr(signal, accident["signal"]))
         time.sleep(accident.get("seconds", 0))
-        return true_step(self, state, stop)
+        return true_steps(self, state, count, stop)
 
-    return step
+    return steps
 
 
 def play(self, *arguments):
@@ -78,7 +78,8 @@ def play(self, *arguments):
 
 
 for kind in (runner.Runner, host_runner.HostRunner):
-    kind.step = disturbed(kind.step)
+    kind.steps = disturbed(kind.steps)
+    kind.at_once = 1  # so that an accident happens at its iteration
 evaluator.Evaluator.__call__ = play
 sys.argv[0] = "train.py"
 # What is disturbed is outside the compiled programs, so that they are found as in the command.

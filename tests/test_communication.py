@@ -93,7 +93,7 @@ def test_a_gradient_step_is_one_collective_a_round(devices, rounds):
     )
     runner = Runner(config, envs.make(config.env), place(config, jax.devices()[:devices]))
     runner.compile()
-    found = model.collectives(runner._compiled_step.as_text(), devices)
+    found = model.collectives(runner._compiled_steps.as_text(), devices)
     assert {operation for operation, _ in found} == {"collective-permute"}
     parameters = (4 * 8 + 8 + 8 * 2 + 2) + (4 * 8 + 8 + 8 + 1)  # policy and value
     sums = 7  # of the loss and its parts, and the number of valid samples

@@ -313,7 +313,7 @@ def test_gymnasiums_cartpole_is_solved():
     )
     state = runner.init()
     for _ in range(runner.config.num_iterations):
-        state, _, _ = runner.step(state)
+        state, _ = runner.step(state)
     runner.close()
     assert runner.evaluate(state)["eval_return"].mean() >= 450
 

@@ -71,6 +71,16 @@ def test_a_run_ends_bit_identical_on_1_device_and_on_more(name):
         assert differing(history, other) == [], f"{devices} devices"
 
 
+def test_iterations_of_one_call_are_those_of_several():
+    runner = shared_runner(CONFIGS["cartpole"].replace(devices=2))
+    assert runner.at_once > 5
+    (one, first), (more, later) = steps(runner, 6), steps(runner, 1)
+    for count in (2, 3):
+        more, rows = steps(runner, count, more)
+        later += rows
+    assert differing((one, first), (more, later)) == []
+
+
 def test_an_agent_of_a_population_is_the_single_run_of_its_seed():
     config = CONFIGS["cartpole"].replace(devices=4)
     runner = shared_runner(config)

@@ -36,7 +36,7 @@ def test_many_seeds_reach_the_score_and_no_more_fail_than_are_known_to(name):
     runner = runner_of(config)
     state = runner.init()
     for _ in range(config.num_iterations):
-        state, *_ = runner.step(state)
+        state, _ = runner.step(state)
     play = Evaluator(runner.env, runner.algo, runner.placement, 128, greedy=True)
     result = summarize(play(runner.fetch_actor(state), runner.agents.seeds))
     print(name, result["iqm"], result["ci95"], np.min(result["per_agent"]))

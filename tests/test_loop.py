@@ -37,8 +37,8 @@ class Counter:
     """All that `jaxrl_scale.loop.protocol.Runner` has, and nothing else. The state of an agent is
     the number of its iterations, and an evaluation returns what the test wants."""
 
-    def __init__(self, config, evaluations=(), at=None):
-        self.agents = config.num_seeds
+    def __init__(self, config, evaluations=(), at=None, at_once=1):
+        self.agents, self.at_once, self.calls = config.num_seeds, at_once, []
         self.compiled, self.evaluations = False, iter(evaluations)
         self.played = []
         self.at = at or {}  # by iteration what happens during it
@@ -56,12 +56,19 @@ class Counter:
         assert self.compiled
         return {"count": np.zeros(self.agents, np.int32)}
 
-    def step(self, state, stop):
-        state = {"count": state["count"] + 1}
-        metrics = {"loss": 1 / state["count"], "total_return": 40.0 * state["count"]}
-        metrics |= {name: np.full(self.agents, 40) for name in ("ended", "total_length", "steps")}
-        happens = self.at.get(int(state["count"][0]))
-        return state, happens(metrics) if happens else metrics, stop
+    def steps(self, state, count, stop):
+        assert 1 <= count <= self.at_once
+        self.calls.append(count)
+        rows = []
+        for _ in range(count):
+            state = {"count": state["count"] + 1}
+            metrics = {"loss": 1 / state["count"], "total_return": 40.0 * state["count"]}
+            metrics |= {
+                name: np.full(self.agents, 40) for name in ("ended", "total_length", "steps")
+            }
+            happens = self.at.get(int(state["count"][0]))
+            rows.append(happens(metrics) if happens else metrics)
+        return state, rows, stop
 
     def evaluate(self, state):
         self.played.append(next(self.evaluations, float(state["count"][0])))
@@ -151,6 +158,22 @@ def test_a_runner_that_only_counts_is_trained_logged_and_saved(tmp_path, capsys)
     assert "eval_normalized" not in run.metrics[-1]
     first = capsys.readouterr().out.splitlines()[0]
     assert first.startswith("counting: CartPole-v1, ppo, 10 iterations of 8,192 steps, ten fingers")
+
+
+def test_a_call_makes_no_more_iterations_than_until_something_is_due(tmp_path):
+    one, _ = run_of(config_of(tmp_path / "one"))
+    run, runner = run_of(config_of(tmp_path / "run"), at_once=3)
+    assert runner.calls == [3, 1, 1, 3, 2]  # saved after 4, 8 and 10, logged after 5 and 10
+    assert saved(run) == saved(one)
+    for ours, theirs in zip(run.metrics, one.metrics, strict=True):
+        assert ours["return_100"] == theirs["return_100"]
+        assert (ours["iteration"], ours["env_steps"]) == (theirs["iteration"], theirs["env_steps"])
+
+
+def test_a_signal_within_a_call_stops_the_run_after_the_call(tmp_path):
+    run, runner = run_of(config_of(tmp_path / "run"), at_once=3, at={7: terminate})
+    assert runner.calls == [3, 1, 1, 3]
+    assert (run.exit_status, run.summary["iterations"], saved(run)) == (STOPPED, 8, [4, 8])
 
 
 def test_a_score_is_normalized_where_a_range_was_published(tmp_path, capsys):

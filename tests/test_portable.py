@@ -75,7 +75,7 @@ def test_a_portable_product_is_the_product(rows, terms, columns):
 def test_a_portable_run_is_the_same_on_1_and_2_devices_and_another_than_one_that_is_not():
     def learned(**changes):
         runner = runner_of(small(**changes))
-        state, *_ = runner.step(runner.init())
+        state, _ = runner.step(runner.init())
         return runner.digests(runner.fetch(state))
 
     one = learned(portable=True, devices=1)

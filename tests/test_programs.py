@@ -50,8 +50,8 @@ def compiled(monkeypatch, config=TINY):
         placement = backend.place(config, jax.local_devices())
         runner = make_runner(config, envs.make(config.env, **config.env_kwargs), placement)
         runner.compile()
-        state, _, _ = runner.step(runner.init())
-        state, metrics, _ = runner.step(state)
+        state, _ = runner.step(runner.init())
+        state, metrics = runner.step(state)
         played = runner.evaluate(state)
         return (runner.fetch(state), metrics, played), len(count)
 

@@ -102,7 +102,7 @@ def test_no_key_of_a_run_is_used_twice(monkeypatch):
     runner = runner_of(config, recorder, recorder.make, monkeypatch)
     state = runner.init()
     for _ in range(ITERATIONS):
-        state, *_ = runner.step(state)
+        state, _ = runner.step(state)
     evaluate = Evaluator(recorder, runner.algo, runner.placement, EPISODES, greedy=False)
     evaluate(runner.fetch_actor(state), runner.agents.seeds)
     jax.effects_barrier()
@@ -110,7 +110,9 @@ def test_no_key_of_a_run_is_used_twice(monkeypatch):
     used = collections.Counter(who for users in recorder.users.values() for who in users)
     each = AGENTS * SHARDS * ITERATIONS  # shards that collect and update
     steps = each * STEPS * ENVS + AGENTS * 2 * EPISODES
-    resets = steps + AGENTS * (SHARDS * ENVS + EPISODES)
+    # All begin together and end after two steps, so that every third step resets; those that end
+    # in an evaluation are not reset any more.
+    resets = each * STEPS * ENVS // 3 + AGENTS * (SHARDS * ENVS + EPISODES)
     assert used["init_shared"] == AGENTS
     assert used["init_local"] == AGENTS * SHARDS
     assert used["update"] == each

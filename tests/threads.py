@@ -95,7 +95,7 @@ def digests(config: Config) -> dict[str, str]:
     runner = runner_of(config)
     state, history = runner.init(), []
     for _ in range(config.num_iterations):
-        state, metrics, _ = runner.step(state)
+        state, metrics = runner.step(state)
         history.append(metrics)
     fetched = runner.fetch(state)
     return {

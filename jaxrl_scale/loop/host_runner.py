@@ -21,7 +21,7 @@ from jaxrl_scale.loop.evaluator import make_evaluators, play_all
 from jaxrl_scale.loop.host_rollout import Games, Gathered, Stage
 from jaxrl_scale.loop.keys import COLLECT, agent_key, host_seeds
 from jaxrl_scale.loop.prepare import check_memory, num_bytes
-from jaxrl_scale.loop.state import Agents, Packed, Shared, State, unpack
+from jaxrl_scale.loop.state import Agents, Packed, Rows, Shared, State, unpack
 from jaxrl_scale.parallel.machine import Memory, memory
 from jaxrl_scale.parallel.placement import Placement, on_host
 from jaxrl_scale.types import Algorithm, Array, HostEnvironment, Key, Metrics, PyTree
@@ -33,6 +33,9 @@ class HostRunner:
     What is placed of a state is split: `Games` stay on the host, in the layout of the devices, and
     the programs see a state without them.
     """
+
+    at_once = 1
+    """The most iterations that `steps` takes."""
 
     def __init__(
         self,
@@ -192,8 +195,8 @@ class HostRunner:
         placed = self._beginning(agents)
         return _with_games(placed, self._no_games())
 
-    def step(self, before: State, stop: bool = False) -> tuple[State, dict[str, np.ndarray], bool]:
-        """As `jaxrl_scale.loop.runner.Runner.step`."""
+    def steps(self, before: State, count: int, stop: bool = False) -> tuple[State, Rows, bool]:
+        """As `jaxrl_scale.loop.runner.Runner.steps`."""
         games, devices = before.local.envs, _with_games(before, ())
         first_carry = devices.local.carry
         since, restart = self._since_restart(before.shared)
@@ -207,8 +210,14 @@ class HostRunner:
             self._num_iterations,
             self.placement.split_scalar(stop),
         )
-        metrics = unpack(self.placement.read(packed))
-        return _with_games(devices, games), metrics, self.placement.join_flag(stops)
+        metrics = jax.tree.map(lambda x: x[:, None], self.placement.read(packed))
+        rows = unpack(metrics, count)
+        return _with_games(devices, games), rows, self.placement.join_flag(stops)
+
+    def step(self, before: State) -> tuple[State, dict[str, np.ndarray]]:
+        """One iteration, as `steps`."""
+        after, (metrics,), _ = self.steps(before, 1)
+        return after, metrics
 
     def _collect(self, games: Games, devices: State, since: int) -> State:
         """A rollout of all groups in turn, written to `_gathered`. Returns what the devices hold

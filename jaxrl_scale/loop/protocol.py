@@ -6,7 +6,7 @@ can be trained, logged, saved, stopped and resumed by the same loop (`jaxrl_scal
 counter in a test, say.
 
 ``P`` is the number of agents. A run of several processes has a runner in each of them, and all of
-them call `compile`, `init`, `step`, `evaluate` and `fetch` in the same order.
+them call `compile`, `init`, `steps`, `evaluate` and `fetch` in the same order.
 """
 
 from __future__ import annotations
@@ -24,7 +24,12 @@ State = Any
 
 
 class Runner(Protocol):
-    """Trains ``P`` agents, one iteration at a time."""
+    """Trains ``P`` agents, some iterations at a time."""
+
+    @property
+    def at_once(self) -> int:
+        """The most iterations that one call of `steps` takes; the same in all processes."""
+        ...
 
     def describe(self) -> str:
         """What the run runs on, for the first line that a user sees: ``2 cpu devices with 4 shards
@@ -36,7 +41,7 @@ class Runner(Protocol):
         ...
 
     def compile(self, fresh: bool) -> None:
-        """Get ready. Called once, before `init` and `step`, in a thread. ``fresh``: `init` will be
+        """Get ready. Called once, before `init` and `steps`, in a thread. ``fresh``: `init` will be
         called; of a run that is resumed it is not, unless no checkpoint is found."""
         ...
 
@@ -44,17 +49,21 @@ class Runner(Protocol):
         """The state before the first iteration."""
         ...
 
-    def step(self, state: State, stop: bool) -> tuple[State, dict[str, np.ndarray], bool]:
-        """One iteration. ``state`` must not be used any more.
+    def steps(
+        self, state: State, count: int, stop: bool
+    ) -> tuple[State, list[dict[str, np.ndarray]], bool]:
+        """``count`` iterations. ``state`` must not be used any more.
 
         Returns:
-          The next state; metrics by name, ``[P]`` each; and whether any process of the run gave
-          ``stop``, which is how all of them come to stop at the same iteration.
+          The next state; of each iteration the metrics by name, ``[P]`` each; and whether any
+          process of the run gave ``stop``, which is how all of them come to stop at the same
+          iteration.
 
-        The metrics have to hold the sums over the episodes that ended in the iteration
-        (``ended``, ``total_return``, ``total_length``) and the number of environment steps
-        (``steps``). An agent of which any metric is not finite counts as failed. What begins with
-        one of `jaxrl_scale.types.OWN_NUMBERS` is a sum, too, and may be anything.
+        What comes of an iteration does not depend on how many were made at once. Its metrics have
+        to hold the sums over the episodes that ended in it (``ended``, ``total_return``,
+        ``total_length``) and the number of environment steps (``steps``). An agent of which any
+        metric is not finite counts as failed. What begins with one of
+        `jaxrl_scale.types.OWN_NUMBERS` is a sum, too, and may be anything.
         """
         ...
 

@@ -75,10 +75,19 @@ def pack(metrics: Metrics) -> Packed:
     return Packed(floats, ints, *(tuple(group) for group in names.values()))
 
 
-def unpack(packed: Packed) -> dict[str, np.ndarray]:
-    """What `pack` was given of several agents: ``[P]`` by name."""
-    columns = zip(packed.float_names, packed.floats.T, strict=True)
-    return dict(columns) | dict(zip(packed.int_names, packed.ints.T, strict=True))
+Rows = list[dict[str, np.ndarray]]
+"""Metrics by name, ``[P]`` each, of one iteration after the other."""
+
+
+def unpack(packed: Packed, count: int) -> Rows:
+    """What `pack` was given of several agents in the first ``count`` of several iterations,
+    ``[P, K, n]``."""
+
+    def row(k: int) -> dict[str, np.ndarray]:
+        columns = zip(packed.float_names, packed.floats[:, k].T, strict=True)
+        return dict(columns) | dict(zip(packed.int_names, packed.ints[:, k].T, strict=True))
+
+    return [row(k) for k in range(count)]
 
 
 def time_of(shared: Shared, num_iterations: Array | int) -> Time:
