@@ -7,6 +7,7 @@ that the commands can set up JAX before it is imported.
 import gc
 import importlib
 import os
+import re
 import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -40,7 +41,8 @@ if os.path.basename("".join(sys.argv[:1])) in ("-m", "jaxrl_scale"):
     try:
         import jax as jax
     except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
+        told = re.sub(r"JAX flag (jax_\w+)", lambda found: found[1].upper(), str(error))
+        print(f"error: {told}", file=sys.stderr)
         sys.exit(2)
 
 

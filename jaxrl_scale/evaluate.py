@@ -161,6 +161,8 @@ def _agents(text: str | None, count: int) -> list[int]:
     if not all(part.strip().isdecimal() for part in parts):
         raise RunError(f"--agents={text} should be whole numbers separated by commas")
     agents = [int(part) for part in parts]
+    if len(set(agents)) < len(agents):
+        raise RunError(f"--agents={text} should name no agent twice")
     if max(agents) >= count:
         there = f"agents 0 to {count - 1}" if count > 1 else "one agent, 0"
         raise RunError(f"--agents={text}: the run has {there}")

@@ -27,7 +27,7 @@ from jaxrl_scale.loop.stop import StopRequest
 from jaxrl_scale.parallel import backend
 from jaxrl_scale.parallel.cluster import find
 from jaxrl_scale.parallel.hosts import Hosts, join
-from jaxrl_scale.records import pieces, run_directory
+from jaxrl_scale.records import past_run, pieces, run_directory
 from jaxrl_scale.records.checkpoint import Checkpoints
 from jaxrl_scale.records.log import STATUSES, Log
 from jaxrl_scale.records.progress import Clock
@@ -247,7 +247,7 @@ def _finished(config: Config, resume: str | Path | None, hosts: Hosts) -> Run | 
     if resume is None:
         return None
     path = Path(resume).absolute()
-    found = run_directory.read_json(path / "summary.json") if hosts.leader else None
+    found = past_run.read_summary(path, config.num_seeds) if hosts.leader else None
     summary = hosts.gather("summary of a finished run", found)[0]
     if not summary or summary["status"] != "done" or summary["iterations"] < config.num_iterations:
         return None

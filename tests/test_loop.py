@@ -247,6 +247,9 @@ def test_a_run_that_has_finished_is_left_as_it_is(tmp_path, capsys):
     assert capsys.readouterr() == (2 * told, "")
     assert files == {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
     assert files.keys() == {path for path in run.path.rglob("*") if path.is_file()}
+    (run.path / "summary.json").write_text("{}")
+    with pytest.raises(RunError, match=r"summary\.json is damaged"):
+        train(config, resume=run.path)
 
 
 @pytest.mark.usefixtures("_counting")
