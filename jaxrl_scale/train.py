@@ -174,7 +174,7 @@ def loop(
     with (
         closing(runner),
         run_directory.entered(config, name, resume, hosts) as directory,
-        nullcontext(heard_by) if heard_by else StopRequest(hosts.several) as stop,
+        nullcontext(heard_by) if heard_by else StopRequest(hosts.several, hosts.leader) as stop,
         compiled_meanwhile(
             runner, hosts, bool(config.compilation_cache), fresh=not resume and start is None
         ) as wait_for_compiler,
@@ -197,7 +197,9 @@ def loop(
         log.restore(iteration, counts)
         facts = runner.facts() | ({"init_from": begun.record} if begun.record else {})
         log.start(runner.describe(), facts, bool(resume), [checkpoints.warning, begun.note])
+        stop.after = "the compilation"
         wait_for_compiler()
+        stop.after = "this iteration"
         log.compiled()
         state = runner.place(saved_state, log.say) if saved_state is not None else runner.init()
 
