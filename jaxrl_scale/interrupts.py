@@ -1,7 +1,7 @@
 """Ctrl-C, answered at once.
 
-Python runs the handler of a signal when its main thread comes back from compiled code. That may take
-as long as an iteration, or as XLA compiles. The answer to a person who waits comes from a thread.
+Python runs the handler of a signal when its main thread comes back from compiled code. That may
+take as long as an iteration, or as XLA compiles. The answer to a person comes from a thread.
 """
 
 from __future__ import annotations
