@@ -45,6 +45,13 @@ if os.path.basename("".join(sys.argv[:1])) in ("-m", "jaxrl_scale"):
     # that in one line like any other mistake.
     try:
         import jax as jax
+    except ModuleNotFoundError as error:
+        print(
+            f"error: {sys.executable} has no module {error.name!r}; is the environment active? "
+            "(. .venv/bin/activate)",
+            file=sys.stderr,
+        )
+        sys.exit(2)
     except ValueError as error:
         told = re.sub(r"JAX flag (jax_\w+)", lambda found: found[1].upper(), str(error))
         print(f"error: {told}", file=sys.stderr)

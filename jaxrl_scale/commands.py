@@ -14,7 +14,12 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from jaxrl_scale import interrupts
-from jaxrl_scale.errors import INTERRUPTED, RunError, closest, nearest, one_line
+from jaxrl_scale.errors import INTERRUPTED, MISTAKE, RunError, closest, nearest, one_line
+
+OUT_OF_MEMORY = (
+    "the memory is not enough; smaller batches need less (num_envs, rollout_length, num_seeds, "
+    "hidden_sizes, the episodes of an evaluation)"
+)
 
 
 def run(
@@ -47,6 +52,11 @@ def run(
     except KeyboardInterrupt:
         ctrl_c.tell()
         return INTERRUPTED
+    except RuntimeError as error:  # JAX's own, which this file, quick to import, does not know
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        print(f"error: {OUT_OF_MEMORY}: {one_line(str(error))[:200]}", file=sys.stderr)
+        return MISTAKE
     finally:
         ctrl_c.over.set()
 

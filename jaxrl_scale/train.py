@@ -27,7 +27,7 @@ from jaxrl_scale.loop.stop import StopRequest
 from jaxrl_scale.parallel import backend
 from jaxrl_scale.parallel.cluster import find
 from jaxrl_scale.parallel.hosts import Hosts, join
-from jaxrl_scale.records import past_run, pieces, run_directory
+from jaxrl_scale.records import notebook, past_run, pieces, run_directory
 from jaxrl_scale.records.checkpoint import Checkpoints
 from jaxrl_scale.records.log import STATUSES, Log
 from jaxrl_scale.records.progress import Clock
@@ -108,6 +108,7 @@ def train(
     Raises:
       RunError: in one line, for whatever the user can mend. In a run of several processes all
         end at once instead, with the error's status.
+      KeyboardInterrupt: in a notebook, when a signal has stopped the run and it was saved.
     """
     config = checked(config, resume)
     if on_row is not None and not callable(on_row):
@@ -118,6 +119,8 @@ def train(
         hosts.check_alike(settings(config, resume))
         run = train_among(hosts, config, clock, name, resume, on_row=on_row)
         hosts.close()
+        if run.summary["status"] == "stopped" and notebook.here():
+            raise KeyboardInterrupt  # or the notebook's next cells would run
         return run
 
 

@@ -83,8 +83,14 @@ def test_of_several_recorded_games_each_stands_still_when_it_is_over():
 @pytest.mark.parametrize(
     ("draw", "said"),
     [
-        (lambda _: np.zeros((4, 5)), r"render returned float64 \[4, 5\]; it should return uint8 \["),
-        (lambda state: state.x, r"Ages: render, \S*test_agent.py, line \d+: AttributeError: .* 'x'"),
+        (
+            lambda _: np.zeros((4, 5)),
+            r"render returned float64 \[4, 5\]; it should return uint8 \[",
+        ),
+        (
+            lambda state: state.x,
+            r"Ages: render, \S*test_agent.py, line \d+: AttributeError: .* 'x'",
+        ),
     ],
 )
 def test_a_picture_that_is_none_is_told_in_one_line(draw, said, monkeypatch):
