@@ -465,6 +465,14 @@ def test_what_is_damaged_or_no_run_directory_is_one_line(tmp_path, capsys, file,
     assert not (tmp_path / "x.html").exists()
 
 
+def test_the_report_of_several_runs_has_a_folder(tmp_path, monkeypatch, capsys):
+    runs = [str(make_run(tmp_path / name)) for name in "ab"]
+    monkeypatch.chdir(tmp_path)
+    assert report.main([*runs, "--episodes", "0"]) == 0
+    assert capsys.readouterr().out.endswith("wrote report/report.html\n")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "report"]
+
+
 def test_a_misspelt_option_is_answered_with_the_nearest_in_one_line(tmp_path, capsys):
     assert report.main([str(make_run(tmp_path / "a")), "--episods", "0"]) == 2
     wanted = "error: unknown option --episods; did you mean --episodes?\n"
