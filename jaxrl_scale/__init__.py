@@ -7,6 +7,8 @@ that the commands can set up JAX before it is imported.
 import gc
 import importlib
 import os
+import re
+import signal
 import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -35,12 +37,24 @@ if os.path.basename("".join(sys.argv[:1])) in ("-m", "jaxrl_scale"):
     # Importing and tracing make a million objects that stay, through which the garbage collector
     # would go again and again: half a second of the four that a start takes.
     gc.set_threshold(50_000, 20, 100)
+    # Ctrl-C while modules are imported ends the process without a word, and not with a traceback;
+    # from then on `jaxrl_scale.commands` answers it.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     # JAX refuses a JAX_* variable with a value that is none while it is imported. A command answers
     # that in one line like any other mistake.
     try:
         import jax as jax
+    except ModuleNotFoundError as error:
+        print(
+            f"error: {sys.executable} has no module {error.name!r}; is the environment active? "
+            "(. .venv/bin/activate)",
+            file=sys.stderr,
+        )
+        sys.exit(2)
     except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
+        told = re.sub(r"JAX flag (jax_\w+)", lambda found: found[1].upper(), str(error))
+        print(f"error: {told}", file=sys.stderr)
         sys.exit(2)
 
 

@@ -27,14 +27,15 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command: returns the exit status."""
-    return commands.run(_command, argv)
+    name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    if name in COMMANDS:  # it answers errors and Ctrl-C by itself
+        status: int = importlib.import_module(f"jaxrl_scale.{name}").main(rest)
+        return status
+    return commands.run(_command, [name])
 
 
 def _command(argv: list[str]) -> int:
-    name, *rest = argv or ["--help"]
-    if name in COMMANDS:
-        status: int = importlib.import_module(f"jaxrl_scale.{name}").main(rest)
-        return status
+    (name,) = argv
     if name == "--version":
         print(version())
     elif name in ("-h", "--help"):

@@ -5,13 +5,21 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from jaxrl_scale.errors import INTERRUPTED, RunError, closest, nearest, one_line
+from jaxrl_scale import interrupts
+from jaxrl_scale.errors import INTERRUPTED, MISTAKE, RunError, closest, nearest, one_line
+
+OUT_OF_MEMORY = (
+    "the memory is not enough; smaller batches need less (num_envs, rollout_length, num_seeds, "
+    "hidden_sizes, the episodes of an evaluation)"
+)
 
 
 def run(
@@ -21,8 +29,9 @@ def run(
 ) -> int:
     """Run a command and return its exit status.
 
-    A `RunError` becomes one line and its status, Ctrl-C becomes the line ``interrupted`` and
-    status 130. Libraries' warnings are not shown, unless Python was started with ``-W``.
+    A `RunError` becomes one line and its status, Ctrl-C becomes the line ``interrupted``, at once,
+    and status 130. A second Ctrl-C ends the process, whatever it does. Libraries' warnings are not
+    shown, unless Python was started with ``-W``.
 
     Args:
       command: takes the arguments and returns the exit status.
@@ -31,14 +40,56 @@ def run(
     """
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    ctrl_c = _CtrlC(interrupted)
     try:
-        return command(list(sys.argv[1:] if argv is None else argv))
+        with interrupts.answered(ctrl_c.arrived):
+            return command(list(sys.argv[1:] if argv is None else argv))
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.status
     except KeyboardInterrupt:
-        print(interrupted, file=sys.stderr)
+        ctrl_c.tell()
         return INTERRUPTED
+    except RuntimeError as error:  # JAX's own, which this file, quick to import, does not know
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        print(f"error: {OUT_OF_MEMORY}: {one_line(str(error))[:200]}", file=sys.stderr)
+        return MISTAKE
+    finally:
+        ctrl_c.over.set()
+
+
+class _CtrlC:
+    """What a person sees of Ctrl-C in a command.
+
+    Args:
+      told: the line that says that the command was interrupted.
+    """
+
+    def __init__(self, told: str):
+        self.over = threading.Event()  # the command has ended
+        self._told, self._times, self._telling = told, 0, threading.Lock()
+
+    def tell(self) -> None:
+        """Print the line, once."""
+        with self._telling:
+            told, self._told = self._told, ""
+            if told:
+                print(told, file=sys.stderr, flush=True)
+
+    def arrived(self) -> None:
+        """Answer a SIGINT. Where a handler stands, as while a run trains, the first one is a
+        request, which the handler's owner answers."""
+        self._times += 1
+        if self._times > 1 or signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            self.tell()
+        # The main thread has a second to end in good order, which it cannot while XLA computes.
+        if self._times > 1 and not self.over.wait(1):
+            for terminal in filter(os.isatty, (1, 2)):
+                os.write(terminal, b"\x1b[?25h")  # a progress bar hides the cursor
+            os._exit(INTERRUPTED)
 
 
 @contextmanager

@@ -100,6 +100,11 @@ def evaluate(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
     with commands.working(f"loading {args.run_dir}"):
         agent = load(args.run_dir, agents[0], args.checkpoint)
     greedy = config.eval_greedy if args.sampled is None else not args.sampled
+    frames = []
+    if args.video:  # first, since it is quick to tell that an environment cannot be drawn
+        with commands.working("playing and drawing the video"):
+            frames = agent.record(greedy=greedy, games=args.games)
+            write_video(args.video, frames)
     episodes = f"{args.episodes} episodes{' of each agent' * (len(agents) > 1)}"
     with commands.working(f"playing {episodes}{' in real Gymnasium' * args.gymnasium}"):
         if args.gymnasium:
@@ -119,11 +124,7 @@ def evaluate(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
         "iteration": agent.iteration,
         "standard_error": standard_error(returns[known]) if any(known) else None,
     }
-    frames = []
     if args.video:
-        with commands.working("playing and drawing the video"):
-            frames = agent.record(greedy=greedy, games=args.games)
-            write_video(args.video, frames)
         result["video"] = str(args.video)
     return result, len(frames)
 
@@ -161,6 +162,8 @@ def _agents(text: str | None, count: int) -> list[int]:
     if not all(part.strip().isdecimal() for part in parts):
         raise RunError(f"--agents={text} should be whole numbers separated by commas")
     agents = [int(part) for part in parts]
+    if len(set(agents)) < len(agents):
+        raise RunError(f"--agents={text} should name no agent twice")
     if max(agents) >= count:
         there = f"agents 0 to {count - 1}" if count > 1 else "one agent, 0"
         raise RunError(f"--agents={text}: the run has {there}")

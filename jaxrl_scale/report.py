@@ -256,7 +256,7 @@ def _value(value: Any) -> str:
 def report(paths: Sequence[Path], out: Path | None = None, episodes: int = 4) -> list[Path]:
     """Write the report and its images; returns the files, the HTML last."""
     shown = read_runs(paths)
-    out = out or (shown[0].run.path if len(shown) == 1 else Path()) / "report.html"
+    out = out or (shown[0].run.path if len(shown) == 1 else Path("report")) / "report.html"
     return write(shown, out / "report.html" if out.is_dir() else out, episodes)
 
 
@@ -305,7 +305,7 @@ def _command(argv: list[str]) -> int:
         metavar="FILE",
         type=Path,
         help="the HTML file to write; its images are written beside it, under names that begin "
-        "with its own [report.html in RUN_DIR; with several runs in the working directory]",
+        "with its own [report.html in RUN_DIR; with several runs in the folder report]",
     )
     parser.add_argument(
         "--episodes",

@@ -109,7 +109,7 @@ def train_all(
 def follow(hosts: Hosts, folder: Path) -> int:
     """Of the processes beside process 0: train what it says, until it says with which status they
     end."""
-    with StopRequest(hosts.several) as stop:
+    with StopRequest(hosts.several, tells=False) as stop:
         while (order := orders.agreed(hosts, stop)) is None or order.chunk:
             if order:
                 _obey(hosts, stop, folder, order)

@@ -27,7 +27,7 @@ from jaxrl_scale.loop.stop import StopRequest
 from jaxrl_scale.parallel import backend
 from jaxrl_scale.parallel.cluster import find
 from jaxrl_scale.parallel.hosts import Hosts, join
-from jaxrl_scale.records import pieces, run_directory
+from jaxrl_scale.records import notebook, past_run, pieces, run_directory
 from jaxrl_scale.records.checkpoint import Checkpoints
 from jaxrl_scale.records.log import STATUSES, Log
 from jaxrl_scale.records.progress import Clock
@@ -108,6 +108,7 @@ def train(
     Raises:
       RunError: in one line, for whatever the user can mend. In a run of several processes all
         end at once instead, with the error's status.
+      KeyboardInterrupt: in a notebook, when a signal has stopped the run and it was saved.
     """
     config = checked(config, resume)
     if on_row is not None and not callable(on_row):
@@ -118,6 +119,8 @@ def train(
         hosts.check_alike(settings(config, resume))
         run = train_among(hosts, config, clock, name, resume, on_row=on_row)
         hosts.close()
+        if run.summary["status"] == "stopped" and notebook.here():
+            raise KeyboardInterrupt  # or the notebook's next cells would run
         return run
 
 
@@ -174,7 +177,7 @@ def loop(
     with (
         closing(runner),
         run_directory.entered(config, name, resume, hosts) as directory,
-        nullcontext(heard_by) if heard_by else StopRequest(hosts.several) as stop,
+        nullcontext(heard_by) if heard_by else StopRequest(hosts.several, hosts.leader) as stop,
         compiled_meanwhile(
             runner, hosts, bool(config.compilation_cache), fresh=not resume and start is None
         ) as wait_for_compiler,
@@ -197,7 +200,9 @@ def loop(
         log.restore(iteration, counts)
         facts = runner.facts() | ({"init_from": begun.record} if begun.record else {})
         log.start(runner.describe(), facts, bool(resume), [checkpoints.warning, begun.note])
+        stop.after = "the compilation"
         wait_for_compiler()
+        stop.after = "this iteration"
         log.compiled()
         state = runner.place(saved_state, log.say) if saved_state is not None else runner.init()
 
@@ -257,7 +262,7 @@ def _finished(config: Config, resume: str | Path | None, hosts: Hosts) -> Run | 
     if resume is None:
         return None
     path = Path(resume).absolute()
-    found = run_directory.read_json(path / "summary.json") if hosts.leader else None
+    found = past_run.read_summary(path, config.num_seeds) if hosts.leader else None
     summary = hosts.gather("summary of a finished run", found)[0]
     if not summary or summary["status"] != "done" or summary["iterations"] < config.num_iterations:
         return None

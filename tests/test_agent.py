@@ -14,6 +14,7 @@ from test_randomness import Recorder
 
 from jaxrl_scale import Config, algos
 from jaxrl_scale.envs.draw import side_by_side
+from jaxrl_scale.errors import RunError
 from jaxrl_scale.loop.agent import Agent, load, read_acting
 from jaxrl_scale.parallel.sums import local_pool
 from jaxrl_scale.records.checkpoint import Checkpoints
@@ -77,6 +78,26 @@ def test_of_several_recorded_games_each_stands_still_when_it_is_over():
     assert len(set(lengths[:5])) > 2, "another seed is needed"
     assert (ages == np.minimum(np.arange(len(frames))[:, None], lengths)).all()
     assert len(frames) == 1 + lengths.max()
+
+
+@pytest.mark.parametrize(
+    ("draw", "said"),
+    [
+        (
+            lambda _: np.zeros((4, 5)),
+            r"render returned float64 \[4, 5\]; it should return uint8 \[",
+        ),
+        (
+            lambda state: state.x,
+            r"Ages: render, \S*test_agent.py, line \d+: AttributeError: .* 'x'",
+        ),
+    ],
+)
+def test_a_picture_that_is_none_is_told_in_one_line(draw, said, monkeypatch):
+    monkeypatch.setattr(Ages, "render", lambda _, state: draw(state))
+    agent = Agent(Config(), Ages(), Never(), np.zeros(1), iteration=0)
+    with pytest.raises(RunError, match=said):
+        agent.record()
 
 
 def test_large_pictures_are_shrunk_to_be_side_by_side():

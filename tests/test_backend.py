@@ -32,10 +32,11 @@ def test_a_jax_without_these_names_is_left_alone():
 
 
 def test_a_variable_of_jax_without_a_valid_value_is_an_error_of_one_line(world):
-    done = world.run("--iterations", 1, "--run_dir", "run", environment={"JAX_ENABLE_X64": "maybe"})
+    variable = {"JAX_DEFAULT_MATMUL_PRECISION": "maybe"}
+    done = world.run("--iterations", 1, "--run_dir", "run", environment=variable)
     assert done.status == 2
     assert done.err.count("\n") == 1
     assert done.err.startswith("error: ")
-    assert "'maybe'" in done.err
-    assert "JAX_ENABLE_X64" in done.err
+    assert '"maybe"' in done.err
+    assert "JAX_DEFAULT_MATMUL_PRECISION" in done.err
     assert not (world.folder / "run").exists()

@@ -367,6 +367,7 @@ def test_a_value_of_the_wrong_type_is_refused(argv, said):
             for text in ("", ":Class", "module:", "a::b")
         ),
         (["--run_dir="], "run_dir='' should be the path of a folder, or none"),
+        (["--resume="], "--resume= should be the directory of a run; give --resume=RUN_DIR"),
         (["--init_from="], "init_from='' should be the path of a folder, or none"),
         (["--seed=-1"], "seed=-1 should be at least 0"),
         (["--devices=0"], "devices=0 should be at least 1"),

@@ -164,6 +164,7 @@ def test_a_video_can_be_an_mp4(run, tmp_path, capfd):
         (["--episodes", "x"], "--episodes: 'x' should be a whole number of at least 1"),
         (["--episods", "3"], "unknown option --episods; did you mean --episodes?"),
         (["--agents", "0,1"], "--agents=0,1: the run has one agent, 0"),
+        (["--agents", "0,0"], "--agents=0,0 should name no agent twice"),
         (["--agents", "a"], "--agents=a should be whole numbers separated by commas"),
         (["--checkpoint", "worst"], "--checkpoint=worst should be one of latest, best"),
         (["--video", "out.avi"], "video out.avi should end in .gif or .mp4"),

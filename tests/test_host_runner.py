@@ -367,9 +367,9 @@ def test_ctrl_c_saves_a_game_which_goes_on_as_if_nothing_had_happened(world, pat
     whole, other = path / "whole", path / "other"
     path.mkdir()
     well(world.run(*world.small(whole), *options))
-    done = world.run(*world.small(other), *options, accident={"signal": "SIGINT", "at": 3})
+    done = world.run(*world.small(other), *options, accident={"signal": "SIGTERM", "at": 3})
     assert (done.status, done.err) == (75, "")
-    told = "stopped by SIGINT and saved at iteration 3 of 6; continue with: python -m jaxrl_scale"
+    told = "stopped by SIGTERM and saved at iteration 3 of 6; continue with: python -m jaxrl_scale"
     assert done.out.splitlines()[-1].startswith(told)
     well(world.resume(other, "--num_threads", 2))
     assert_same_run(other, whole)

@@ -23,7 +23,7 @@ from jaxrl_scale.parallel import backend
 from jaxrl_scale.parallel.hosts import Hosts
 from jaxrl_scale.parallel.machine import Memory
 from jaxrl_scale.parallel.placement import Placement
-from jaxrl_scale.records import array_folder, progress
+from jaxrl_scale.records import array_folder, notebook, progress
 from jaxrl_scale.records.checkpoint import restore
 from jaxrl_scale.records.digest import of_run
 from jaxrl_scale.records.progress import Clock
@@ -245,20 +245,37 @@ def test_after_an_error_the_rows_so_far_are_kept_and_the_folder_is_free(tmp_path
 
 
 @pytest.fixture
-def _counting(monkeypatch):
+def counting(monkeypatch):
     """`train` builds a counter instead of a runner."""
 
     class Runner(Counter):
+        at = None
+
         def __init__(self, config, env, placement, agents):
-            super().__init__(config)
+            super().__init__(config, at=self.at)
 
         def check_memory(self):
             pass
 
     monkeypatch.setattr(train_module, "make_runner", Runner)
+    return Runner
 
 
-@pytest.mark.usefixtures("_counting")
+def test_in_a_notebook_a_run_that_is_stopped_is_saved_and_raises(
+    tmp_path, counting, monkeypatch, capsys
+):
+    """Otherwise the notebook would go on with its next cells."""
+    monkeypatch.setattr(notebook, "here", lambda: True)
+    monkeypatch.setattr(notebook, "Bar", None)  # as in a terminal
+    monkeypatch.setattr(counting, "at", {7: terminate})
+    with pytest.raises(KeyboardInterrupt):
+        train(config_of(tmp_path / "run"))
+    path = str(tmp_path / "run")
+    said = f"saved at iteration 7 of 10; continue with: train(resume={path!r})\n"
+    assert capsys.readouterr().out.endswith(said)
+
+
+@pytest.mark.usefixtures("counting")
 def test_a_run_that_has_finished_is_left_as_it_is(tmp_path, capsys):
     config = config_of(tmp_path / "run")
     run = train(config)
@@ -270,9 +287,12 @@ def test_a_run_that_has_finished_is_left_as_it_is(tmp_path, capsys):
     assert capsys.readouterr() == (2 * told, "")
     assert files == {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
     assert files.keys() == {path for path in run.path.rglob("*") if path.is_file()}
+    (run.path / "summary.json").write_text("{}")
+    with pytest.raises(RunError, match=r"summary\.json is damaged"):
+        train(config, resume=run.path)
 
 
-@pytest.mark.usefixtures("_counting")
+@pytest.mark.usefixtures("counting")
 def test_a_function_sees_a_copy_of_each_row_after_it_was_written(tmp_path):
     path, seen = tmp_path / "run", []
 
@@ -286,7 +306,7 @@ def test_a_function_sees_a_copy_of_each_row_after_it_was_written(tmp_path):
     assert run.metrics == seen
 
 
-@pytest.mark.usefixtures("_counting")
+@pytest.mark.usefixtures("counting")
 def test_an_error_in_the_function_ends_the_run_in_one_line_and_what_was_saved_stays(tmp_path):
     def stumble(row):
         raise KeyError("los")
@@ -310,7 +330,7 @@ def test_what_is_no_function_is_refused_before_the_run_starts(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.usefixtures("_counting")
+@pytest.mark.usefixtures("counting")
 def test_a_finished_run_goes_on_where_more_iterations_are_asked_for(tmp_path):
     # Without a schedule a longer run begins exactly like a shorter one.
     algo = ppo.Config(lr_schedule="constant")
@@ -320,7 +340,7 @@ def test_a_finished_run_goes_on_where_more_iterations_are_asked_for(tmp_path):
     assert longer.summary["iterations"] == 12
 
 
-@pytest.mark.usefixtures("_counting")
+@pytest.mark.usefixtures("counting")
 def test_the_config_of_a_run_that_is_resumed_cannot_change_its_result(tmp_path):
     config = config_of(tmp_path / "run", env_kwargs={})
     train(config)
@@ -336,7 +356,7 @@ def test_the_config_of_a_run_that_is_resumed_cannot_change_its_result(tmp_path):
     train(config.replace(target_return=5.0), resume=tmp_path / "run")  # the result is the same
 
 
-@pytest.mark.usefixtures("_counting")
+@pytest.mark.usefixtures("counting")
 def test_train_gives_the_settings_of_jax_back(tmp_path, monkeypatch):
     names = ("jax_default_matmul_precision", "jax_enable_x64")
 

@@ -505,6 +505,13 @@ def test_the_config_decides_wandbs_mode_and_then_the_environment(
     assert wandb_log.wandb_mode(Config(wandb=setting)) == mode
 
 
+def test_the_config_decides_wandbs_project_and_then_the_environment(monkeypatch):
+    assert wandb_log.project_of(Config()) == "jaxrl_scale"
+    monkeypatch.setenv("WANDB_PROJECT", "theirs")
+    assert wandb_log.project_of(Config()) == "theirs"
+    assert wandb_log.project_of(Config(wandb_project="ours")) == "ours"
+
+
 def test_training_goes_on_when_wandb_breaks(run, monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("no\n  such luck")

@@ -434,10 +434,13 @@ DONE = {"status": "done", "failed": [], "compile_seconds": 1}
             {"loss": 1},
             "line 1 is damaged: it lacks compile_seconds, env_steps, it",
         ),
+        ("metrics.jsonl", {}, "line 1 is damaged: it lacks compile_seconds, env_steps, it"),
+        ("metrics.jsonl", ..., "bad/metrics.jsonl cannot be read: Is a directory"),
         ("metrics.jsonl", GOOD_ROW | {"steps_per_second": "fast"}, 'steps_per_second is "fast"'),
         ("metrics.jsonl", GOOD_ROW | TWO_AGENTS, "line 1 does not fit num_seeds=1 of config.json"),
         ("summary.json", "{", "bad/summary.json is damaged: "),
         ("summary.json", [], "bad/summary.json is damaged: it should hold a JSON object"),
+        ("summary.json", {}, "bad/summary.json is damaged: it should hold a JSON object with"),
         ("summary.json", {"status": "done"}, "summary.json is damaged: it lacks compile_seconds"),
         ("summary.json", DONE | {"evaluation": {"mean": 3}}, 'evaluation is {"mean": 3}'),
         ("run.json", {"starts": 3}, "bad/run.json is damaged: starts is 3"),
@@ -449,6 +452,9 @@ def test_what_is_damaged_or_no_run_directory_is_one_line(tmp_path, capsys, file,
         bad.touch()
     elif file == ".":
         bad.mkdir()
+    elif content is ...:
+        (make_run(bad) / file).unlink()
+        (bad / file).mkdir()
     else:
         text = content if isinstance(content, str) else json.dumps(content)
         (make_run(bad) / file).write_text(text)
@@ -457,6 +463,14 @@ def test_what_is_damaged_or_no_run_directory_is_one_line(tmp_path, capsys, file,
     assert line.startswith("error: ")
     assert message in line
     assert not (tmp_path / "x.html").exists()
+
+
+def test_the_report_of_several_runs_has_a_folder(tmp_path, monkeypatch, capsys):
+    runs = [str(make_run(tmp_path / name)) for name in "ab"]
+    monkeypatch.chdir(tmp_path)
+    assert report.main([*runs, "--episodes", "0"]) == 0
+    assert capsys.readouterr().out.endswith("wrote report/report.html\n")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "report"]
 
 
 def test_a_misspelt_option_is_answered_with_the_nearest_in_one_line(tmp_path, capsys):

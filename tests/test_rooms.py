@@ -19,7 +19,7 @@ FLOORS = (
     {"algos"},
     {"learning", "envs"},
     {"commands", "options", "user_code"},
-    {"errors", "types"},
+    {"errors", "interrupts", "types"},
 )
 """The rooms, from the roof to the ground. The package itself imports when a name is first used."""
 

@@ -40,6 +40,8 @@ def load(argv: Sequence[str]) -> tuple[Config, str, str | None]:
     chosen = _chosen(argv)
     if chosen.config is not None and chosen.resume is not None:
         raise RunError("--resume takes its config from the run directory; leave --config out")
+    if chosen.resume == "":
+        raise RunError("--resume= should be the directory of a run; give --resume=RUN_DIR")
 
     given = Path(chosen.config) if chosen.config not in (None, NO_CONFIG) else None
     if chosen.resume is not None:

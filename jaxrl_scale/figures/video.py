@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxrl_scale.errors import INPUT_OUTPUT_ERROR, RunError
-from jaxrl_scale.records.run_directory import io_errors
+from jaxrl_scale.records.run_directory import replace_file
 
 _MOST_FRAMES, _MOST_WIDTH = 200, 400
 
@@ -33,8 +33,11 @@ def write_video(path: Path, frames: Sequence[np.ndarray], fps: int = 30) -> None
     if path.suffix == ".gif":
         import imageio.v3 as iio
 
-        with io_errors(path):
-            iio.imwrite(path, np.stack(frames), duration=1000 / fps, loop=0)
+        # imageio would leave half a file, and a traceback of its own, on a full disk.
+        gif = iio.imwrite(
+            "<bytes>", np.stack(frames), extension=".gif", duration=1000 / fps, loop=0
+        )
+        replace_file(path, gif)
         return
     height, width = frames[0].shape[:2]
     command = f"ffmpeg -y -loglevel error -f rawvideo -pix_fmt rgb24 -s {width}x{height}"

@@ -29,6 +29,7 @@ from jaxrl_scale.parallel import backend
 from jaxrl_scale.records import pieces
 from jaxrl_scale.records.checkpoint import restore_some
 from jaxrl_scale.types import Algorithm, Box, Environment, HostEnvironment, PyTree
+from jaxrl_scale.user_code import errors_in_one_line
 
 LONGEST_VIDEO = 1_000
 """Frames of a video of a game on the host, where a game may have a hundred thousand."""
@@ -185,9 +186,10 @@ class Agent:
 
     def _pictures(self, seed: int, greedy: bool, games: int) -> Pictures:
         env: Any = self.env
-        render = getattr(env, "render", None)
-        if render is None:
-            raise RunError(f"{self.env.spec.id} has no render(state) method, so no video")
+        if getattr(env, "render", None) is None:
+            raise RunError(
+                f"{self.env.spec.id} has no method render(state) that draws it, so no video"
+            )
         key_act, key_reset, key_steps = jax.random.split(jax.random.key(seed), 3)
         self.reset()
         self._key = key_act
@@ -197,7 +199,7 @@ class Agent:
         def drawn() -> np.ndarray:
             leaves, structure = jax.tree.flatten(jax.tree.map(np.asarray, game.state))
             states = [jax.tree.unflatten(structure, each) for each in zip(*leaves, strict=True)]
-            return np.stack([render(state) for state in states])
+            return np.stack([_picture(env, state) for state in states])
 
         done = np.zeros(games, bool)
         yield drawn(), done
@@ -225,6 +227,19 @@ class Agent:
                 if render is None:
                     raise RunError(f"{env.spec.id} has no simulator with render(), so no video")
                 yield render(), done
+
+
+def _picture(env: Any, state: PyTree) -> np.ndarray:
+    """What an environment, which may be the user's, looks like in a state, checked."""
+    what = f"{env.spec.id}: render"
+    with errors_in_one_line(what):
+        picture = np.asarray(env.render(state))
+    if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3:
+        shape = ", ".join(map(str, picture.shape))
+        raise RunError(
+            f"{what} returned {picture.dtype} [{shape}]; it should return uint8 [height, width, 3]"
+        )
+    return picture
 
 
 def load(run_dir: str | Path, agent: int = 0, checkpoint: str = "latest") -> Agent:

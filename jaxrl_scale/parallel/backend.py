@@ -48,7 +48,14 @@ def initialize(config: Config, hosts: Hosts | None = None) -> Placement:
         started = True  # in a notebook the backend may exist already
     if config.portable:
         cap(started)
-    placement = place(config, find_devices(), cores)
+    devices = find_devices()
+    if started and config.devices and config.devices > jax.local_device_count():
+        raise RunError(
+            f"devices={config.devices}, but JAX has started in this process before, with "
+            f"{jax.local_device_count()} {devices[0].platform} device(s); restart it (in a "
+            "notebook: the kernel), and train before anything else uses JAX"
+        )
+    placement = place(config, devices, cores)
     if hosts.several:
         placement.connect()
     return placement

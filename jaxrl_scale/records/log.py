@@ -240,7 +240,10 @@ class Log:
         if status == "stopped" and not stopped_by:
             self.say(f"saved at iteration {self.iteration} of {self._config.num_iterations}")
         elif status == "stopped":
-            resume = f"python -m jaxrl_scale.train --resume {shlex.quote(str(self._run.path))}"
+            path = str(self._run.path)
+            resume = f"python -m jaxrl_scale.train --resume {shlex.quote(path)}"
+            if notebook.here():
+                resume = f"train(resume={path!r})"
             self.say(
                 f"stopped by {stopped_by} and saved at iteration {self.iteration} of "
                 f"{self._config.num_iterations}; {self._advice or f'continue with: {resume}'}"

@@ -123,8 +123,8 @@ def read(path: Path) -> PastRun:
         )
     for number, row in enumerate(rows, 1):
         _check(row, _Row, config.num_seeds, f"{short(path / 'metrics.jsonl')}, line {number}")
-    record = read_object(path / "run.json")
-    _check(record, _Record, config.num_seeds, short(path / "run.json"))
+    if record := read_object(path / "run.json"):
+        _check(record, _Record, config.num_seeds, short(path / "run.json"))
     summary = read_summary(path, config.num_seeds)
     seeds = range(config.seed, config.seed + config.num_seeds)
     return PastRun(path, config, rows, summary, record.get("starts", []), seeds)
@@ -191,8 +191,8 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 def read_summary(path: Path, num_agents: int) -> Summary:
     """``summary.json`` of a run directory, checked; empty where there is none."""
-    summary = read_object(path / "summary.json")
-    _check(summary, Summary, num_agents, short(path / "summary.json"))
+    if summary := read_object(path / "summary.json"):
+        _check(summary, Summary, num_agents, short(path / "summary.json"))
     return typing.cast(Summary, summary)
 
 
@@ -307,7 +307,7 @@ _NEEDED: dict[Any, set[str]] = {
     Summary: {"status", "failed", "compile_seconds"},
     _Record: {"starts"},
 }
-"""What each must hold, unless there is no such file."""
+"""What each must hold."""
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -320,15 +320,15 @@ def read_object(path: Path) -> dict[str, Any]:
         raise RunError(f"{short(path)} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise RunError(f"{short(path)} is damaged: {error}") from None
-    if not isinstance(data, dict):
-        raise RunError(f"{short(path)} is damaged: it should hold a JSON object")
+    if not isinstance(data, dict) or not data:
+        raise RunError(f"{short(path)} is damaged: it should hold a JSON object with fields")
     return data
 
 
 def _check(data: Any, kind: Any, num_agents: int, where: str) -> None:
     """Raise a `RunError` where ``data`` is not of the ``kind``, a TypedDict, or where it speaks of
     other agents than there are."""
-    if data and (missing := sorted(_NEEDED[kind] - set(data))):
+    if missing := sorted(_NEEDED[kind] - set(data)):
         raise RunError(f"{where} is damaged: it lacks {', '.join(missing)}")
     for name, hint in typing.get_type_hints(kind).items():
         if name in data and not _fits(data[name], hint):

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,8 @@ class RowWriter:
         """Where to look at the run, for the final table."""
         places = {"run directory": short(self._run.path)}
         if self._events:
-            places["TensorBoard"] = f"tensorboard --logdir {short(self._run.tensorboard)}"
+            missing = "" if find_spec("tensorboard") else "  (after pip install tensorboard)"
+            places["TensorBoard"] = f"tensorboard --logdir {short(self._run.tensorboard)}{missing}"
         if self.wandb and self.wandb.place:
             places["wandb"] = self.wandb.place
         return places

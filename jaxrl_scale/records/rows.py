@@ -141,7 +141,12 @@ class Summary(TypedDict, total=False):
 
 def read_rows(path: Path) -> list[Row]:
     """The rows of a ``metrics.jsonl``; a last line that was torn by a crash is left out."""
-    lines = path.read_bytes().splitlines() if path.exists() else []
+    try:
+        lines = path.read_bytes().splitlines()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise RunError(f"{short(path)} cannot be read: {error.strerror}") from None
     rows = []
     for number, line in enumerate(lines, 1):
         try:

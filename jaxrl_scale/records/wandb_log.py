@@ -107,9 +107,9 @@ class WandbSink:
         wandb.setup(wandb.Settings(silent=True, mode=mode))
         in_sweep = "WANDB_SWEEP_ID" in os.environ  # it chooses project and id
         wandb_run = wandb.init(
-            project=None if in_sweep else self._config.wandb_project,
+            project=None if in_sweep else project_of(self._config),
             id=None if in_sweep else self._id,
-            name=self._name,
+            name=os.environ.get("WANDB_NAME") or self._name,
             dir=str(self._run.path),
             config=plain(flatten(self._config)),
             resume="allow",
@@ -129,6 +129,12 @@ class WandbSink:
         elif self._repeated is not None:
             self._say(f"wandb: run {wandb_run.id} goes on; no row is logged twice")
         return wandb_run
+
+
+def project_of(config: Config) -> str:
+    """The project in wandb: the config's, or else that of wandb's own variable."""
+    named = config.wandb_project != Config().wandb_project
+    return config.wandb_project if named else os.environ.get("WANDB_PROJECT", config.wandb_project)
 
 
 def reachable(wandb: Any, mode: str, say: Callable[[str], None]) -> str:

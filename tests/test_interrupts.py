@@ -1,0 +1,54 @@
+"""Ctrl-C, while the main thread is in compiled code and Python runs no handler."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+FOR_EVER = """
+import sys
+
+import jax
+
+from jaxrl_scale import commands
+from jaxrl_scale.loop.stop import StopRequest
+
+
+def command(argv):
+    endless = jax.jit(lambda x: jax.lax.while_loop(lambda x: x < 2, jax.numpy.sin, x))
+    endless.lower(1.0).compile()
+    print("begun", flush=True)
+    endless(1.0).block_until_ready()
+    return 0
+
+
+def asked_first(argv):
+    with StopRequest():
+        return command(argv)
+
+
+sys.exit(commands.run({"command": command, "asked_first": asked_first}[sys.argv[1]], []))
+"""
+
+ASKED = "Ctrl-C: the run stops after this iteration and is saved; Ctrl-C again ends it at once\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "second"),
+    [("command", "interrupted\n", ""), ("asked_first", ASKED, "interrupted\n")],
+)
+def test_each_ctrl_c_is_answered_at_once_and_the_second_ends_the_process(name, first, second):
+    command = [sys.executable, "-c", FOR_EVER, name]
+    ends = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **ends) as process:
+        try:
+            assert process.stdout.readline() == "begun\n"
+            process.send_signal(signal.SIGINT)
+            assert process.stderr.readline() == first
+            assert process.poll() is None, "XLA computes for ever"
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert (process.returncode, err) == (130, second)
