@@ -1,6 +1,7 @@
 """Eight CPU devices for every test, so that pmap and shards are always exercised."""
 
 import collections
+import fcntl
 import gc
 import itertools
 import os
@@ -8,9 +9,9 @@ import re
 import signal
 
 import jax
+import processes
 import pytest
 import running
-from processes import World
 
 from jaxrl_scale.parallel.placement import Placement
 
@@ -123,21 +124,41 @@ def compile_one_otherwise(request):
         compiling(in_module)
 
 
-@pytest.fixture(autouse=True, scope="session")
-def compiled(tmp_path_factory):
-    """The folder of compiled programs: those of all modules, of all workers of pytest-xdist, each
-    of which has a folder within the folder of all, and of all processes that tests start."""
+@pytest.fixture(scope="session")
+def common(tmp_path_factory):
+    """A folder for what all workers of pytest-xdist share, within which each has its own."""
     base = tmp_path_factory.getbasetemp()
-    common = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(autouse=True, scope="session")
+def compiled(common):
+    """The folder of compiled programs: those of all modules, of all workers of pytest-xdist, and of
+    all processes that tests start."""
     jax.config.update("jax_compilation_cache_dir", str(common / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     return common / "compiled"
 
 
+@pytest.fixture(scope="session")
+def undisturbed(common, compiled):
+    """The small run that others are compared with, `processes.Undisturbed`: the first worker that
+    asks for it trains, and the others wait. It compiles the program of most other runs, too."""
+    with open(common / "undisturbed.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return processes.undisturbed(common / "undisturbed", compiled)
+
+
+@pytest.fixture(scope="session")
+def reference(undisturbed):
+    """The run directory of that run."""
+    return undisturbed.path
+
+
 @pytest.fixture(scope="module")
 def world(tmp_path_factory, compiled):
     """Where a module's processes run."""
-    return World(tmp_path_factory.mktemp("world"), compiled)
+    return processes.World(tmp_path_factory.mktemp("world"), compiled)
 
 
 @pytest.fixture

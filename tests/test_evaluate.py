@@ -25,15 +25,13 @@ from jaxrl_scale.loop.keys import agent_seeds
 from jaxrl_scale.loop.runner import Runner
 from jaxrl_scale.parallel import backend
 
-EPISODES = str(SMALL["eval_episodes"])
+EPISODES = str(SMALL["eval_episodes"])  # in most tests: each other number is compiled anew
 
 
 @pytest.fixture(scope="module")
-def run(world):
-    """A short run, as in test_train.py: the program is in the cache then."""
-    path = world.folder / "trained"
-    world.train_well(path)
-    return path
+def run(world, reference):
+    """A short run. It is a copy, which no other module has a lock on."""
+    return shutil.copytree(reference, world.folder / "trained")
 
 
 @pytest.fixture(scope="module")
@@ -82,8 +80,8 @@ def test_the_command_in_gymnasium_prints_one_line_and_no_warning(world, run):
 
 
 def test_sampled_and_greedy_play_differ_and_each_repeats_itself(run, capfd):
-    greedy = in_json(run, "--episodes", 32, capfd=capfd)
-    sampled = [in_json(run, "--episodes", 32, "--sampled", capfd=capfd) for _ in range(2)]
+    greedy = in_json(run, "--episodes", EPISODES, capfd=capfd)
+    sampled = [in_json(run, "--episodes", EPISODES, "--sampled", capfd=capfd) for _ in range(2)]
     assert sampled[0] == sampled[1]
     assert sampled[0]["greedy"] is False
     assert sampled[0]["mean"] < greedy["mean"] - 5  # hardly trained: its samples are noise
@@ -111,8 +109,10 @@ def test_the_best_checkpoint_can_be_chosen(run, world, capfd):
     shutil.copytree(run, copy)
     scores = {k: -1 if score is None else score for k, score in checkpoints(copy).items()}
     best = max(scores, key=lambda k: (scores[k], k))
-    assert in_json(copy, "--episodes", 1, "--checkpoint=best", capfd=capfd)["iteration"] == best
-    assert in_json(copy, "--episodes", 1, capfd=capfd)["iteration"] == 24
+    assert (
+        in_json(copy, "--episodes", EPISODES, "--checkpoint=best", capfd=capfd)["iteration"] == best
+    )
+    assert in_json(copy, "--episodes", EPISODES, capfd=capfd)["iteration"] == 24
 
 
 def test_an_evaluation_takes_no_lock_and_changes_nothing(run, capfd):
@@ -125,7 +125,7 @@ def test_an_evaluation_takes_no_lock_and_changes_nothing(run, capfd):
     ends = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", code], **ends) as other:
         assert other.stdout.readline() == b"locked\n"
-        in_json(run, "--episodes", 2, capfd=capfd)
+        in_json(run, "--episodes", EPISODES, capfd=capfd)
     assert snapshot() == before
 
 
@@ -133,7 +133,7 @@ def test_a_video_shows_the_episodes(run, tmp_path, capfd):
     from PIL import Image
 
     file = tmp_path / "out.gif"
-    arguments = ["--episodes", 1, "--video", file, "--games", 2]
+    arguments = ["--episodes", EPISODES, "--video", file, "--games", 2]
     status, out, err = command(run, *arguments, capfd=capfd)
     assert (status, err) == (0, "")
     frames = int(re.search(rf"wrote {file} \((\d+) frames\)", out)[1])
@@ -153,7 +153,7 @@ def test_games_side_by_side_need_a_video(run, capfd):
 @pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="needs ffmpeg")
 def test_a_video_can_be_an_mp4(run, tmp_path, capfd):
     file = tmp_path / "out.mp4"
-    assert command(run, "--episodes", 1, "--video", file, capfd=capfd)[0] == 0
+    assert command(run, "--episodes", EPISODES, "--video", file, capfd=capfd)[0] == 0
     assert file.read_bytes()[4:8] == b"ftyp"
 
 
@@ -196,7 +196,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_played(run, world, 
     copy = world.folder / "damaged"
     shutil.copytree(run, copy)
     (copy / "checkpoints" / "24" / "arrays.npz").write_text("{")
-    status, out, err = command(copy, "--json", "--episodes", 1, capfd=capfd)
+    status, out, err = command(copy, "--json", "--episodes", EPISODES, capfd=capfd)
     assert status == 0
     assert json.loads(out)["iteration"] == 22
     assert f"checkpoint {copy}/checkpoints/24 is damaged and skipped" in err

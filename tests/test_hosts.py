@@ -20,9 +20,11 @@ import numpy as np
 import pytest
 from processes import (
     PATIENCE,
+    SMALL_A2C,
     assert_same_bits,
     assert_same_run,
     ended,
+    options,
     rows,
     state,
     summary,
@@ -40,14 +42,6 @@ from jaxrl_scale.parallel.secret import Key
 
 DONE, MISTAKE, IO_ERROR, AGAIN = 0, 2, 74, 75
 HEARTBEAT = 6.0  # seconds; short, for tests that wait for it
-
-
-@pytest.fixture(scope="module")
-def reference(world):
-    """One process on one device, undisturbed."""
-    path = world.folder / "reference"
-    world.train_well(path)
-    return path
 
 
 # --- finding the others ---------------------------------------------------------------------
@@ -744,10 +738,11 @@ def test_large_products_on_four_processes_change_no_bit(world, path, name):
 
 
 def test_whole_seeds_on_processes_change_no_bit(world, path):
-    seeds = ["--num_seeds", 4, "--iterations", 10]
+    """As those of a sweep, in test_search.py, whose programs these are."""
+    seeds = options(SMALL_A2C | {"num_seeds": 4, "compilation_cache": world.cache})
     alone = path.with_name("seeds_alone")
-    world.train_well(alone, *seeds)
-    done = world.run_ranks(2, *world.small(path), *seeds)
+    well(world.run(*seeds, "--run_dir", alone))
+    done = world.run_ranks(2, *seeds, "--run_dir", path)
     all_well(done)
     assert "2 agents each" in done[0].out
     assert_same_run(path, alone)
@@ -816,7 +811,7 @@ class Trial:
     def __init__(self, world, path, number=2, accidents=None, withins=None, more=(), **how):
         self.world, self.path, self.number = world, path, number
         self.accidents = dict.fromkeys(range(number), SLOWLY) | (accidents or {})
-        self.withins, self.how = withins, how
+        self.withins, self.how, self.begun = withins, how, newest(path)
         self.processes = world.start_ranks(
             number,
             *(world.small(path) if not (path / "config.json").exists() else ("--resume", path)),
@@ -827,10 +822,10 @@ class Trial:
             **how,
         )
 
-    def saved(self, iteration):
-        """Wait until that checkpoint is there."""
+    def saved(self, iterations):
+        """Wait until it has gone on by so many iterations and saved."""
         limit = time.monotonic() + PATIENCE
-        while newest(self.path) < iteration:
+        while newest(self.path) < self.begun + iterations:
             for k, process in self.processes.items():
                 assert process.poll() is None, (k, process.communicate())
             assert time.monotonic() < limit
@@ -877,56 +872,71 @@ def assert_lost(done, who, why):
         assert one.err.count("error: ") == 1
 
 
+# What follows happens to two runs, one thing after the other, each in one directory. In the end
+# both are the run that nobody disturbed.
+
+
+@pytest.fixture(scope="module")
+def stricken(world):
+    """The directory of the one."""
+    return world.folder / "stricken"
+
+
 @pytest.mark.parametrize("victim", [0, 1])  # of four: in the slow soak
-def test_a_killed_process_ends_all_at_once(world, reference, path, victim):
-    trial = Trial(world, path).saved(6).send(victim, signal.SIGKILL)
+def test_a_killed_process_ends_all_at_once(world, stricken, victim):
+    trial = Trial(world, stricken).saved(2).send(victim, signal.SIGKILL)
     done, seconds = trial.survivors(victim)
     assert_lost(done, victim, "(its connection closed|.*reset)")
     assert seconds < HEARTBEAT
-    trial.resume()
-    assert_same_run(path, reference)
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_frozen_process_is_noticed_after_the_heartbeat(world, reference, path, victim):
-    trial = Trial(world, path).saved(6).send(victim, signal.SIGSTOP)
+def test_a_frozen_process_is_noticed_after_the_heartbeat(world, stricken, victim):
+    trial = Trial(world, stricken).saved(2).send(victim, signal.SIGSTOP)
     done, seconds = trial.survivors(victim)
     assert_lost(done, victim, rf"silent for {HEARTBEAT:g} s \(--heartbeat\)")
     assert HEARTBEAT - 2 < seconds < HEARTBEAT + 10
-    trial.resume()
-    assert_same_run(path, reference)
 
 
-def test_a_process_frozen_for_a_while_loses_nothing(world, reference, path):
-    trial = Trial(world, path).saved(6).send(1, signal.SIGSTOP)
-    time.sleep(HEARTBEAT / 3)
-    trial.send(1, signal.SIGCONT)
-    all_well(ended(trial.processes))
-    assert_same_run(path, reference)
-
-
-def test_a_signal_to_one_process_stops_all_at_one_iteration(world, reference, path):
-    trial = Trial(world, path).saved(6).send(1, signal.SIGTERM)
+def test_a_signal_to_one_process_stops_all_at_one_iteration(world, stricken):
+    trial = Trial(world, stricken).saved(2).send(1, signal.SIGTERM)
     done, _ = trial.survivors()
     assert {d.status for d in done.values()} == {AGAIN}
     assert all(d.err == "" for d in done.values())
     assert re.search(r"stopped by .* and saved at iteration \d+ of 24", done[0].out)
-    assert summary(path)["iterations"] == newest(path)
-    trial.resume()
-    assert_same_run(path, reference)
+    assert summary(stricken)["iterations"] == newest(stricken)
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-def test_a_process_killed_while_it_saves_leaves_whole_checkpoints(world, reference, path, victim):
-    events = [90, 60] if victim == 0 else [50, 40]
-    for event in events:  # file events of different kinds, in different saves
-        trial = Trial(world, path, accidents={victim: {"kill_at_file_event": event}})
-        trial.since = time.monotonic()
-        done = ended(trial.processes)
-        assert done[victim].status == -signal.SIGKILL, done
-        assert done[1 - victim].status == AGAIN, done
-    trial.resume()
-    assert_same_run(path, reference)
+def test_a_process_frozen_for_a_while_loses_nothing(world, reference, stricken):
+    trial = Trial(world, stricken).saved(2).send(1, signal.SIGSTOP)
+    time.sleep(HEARTBEAT / 3)
+    trial.send(1, signal.SIGCONT)
+    all_well(ended(trial.processes))
+    assert_same_run(stricken, reference)
+
+
+@pytest.fixture(scope="module")
+def struck(world):
+    """The directory of the other."""
+    return world.folder / "struck"
+
+
+@pytest.mark.parametrize(
+    ("victim", "event"),  # of different kinds, in different saves
+    [(0, 90), (0, 60), (1, 50), (1, 40)],
+)
+def test_a_process_killed_while_it_saves_leaves_whole_checkpoints(world, struck, victim, event):
+    before = newest(struck)
+    trial = Trial(world, struck, accidents={victim: {"kill_at_file_event": event}})
+    done = ended(trial.processes)
+    assert done[victim].status == -signal.SIGKILL, done
+    assert done[1 - victim].status == AGAIN, done
+    print(f"the newest checkpoint was that of iteration {before} and is that of {newest(struck)}")
+
+
+def test_after_all_that_it_is_the_run_that_nobody_disturbed(world, reference, struck):
+    all_well(world.run_ranks(2, "--resume", struck))
+    assert_same_run(struck, reference)
 
 
 @pytest.fixture
@@ -962,10 +972,16 @@ def test_a_full_folder_ends_all_and_keeps_what_was_saved(world, reference, path,
 # --- the network ----------------------------------------------------------------------------
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def network():
     with lab.Network(hosts=2) as network:
         yield network
+
+
+@pytest.fixture(scope="module")
+def divided(world):
+    """The directory of a run on two hosts whose network fails."""
+    return world.folder / "divided"
 
 
 def on(network):
@@ -975,27 +991,25 @@ def on(network):
     return {"withins": [within("h0"), within("h1")], "coordinator": "h0:6000"}
 
 
-def test_a_link_cut_for_good_ends_both_sides(world, reference, path, network):
-    trial = Trial(world, path, **on(network)).saved(6)
+def test_a_link_cut_for_good_ends_both_sides(world, divided, network):
+    trial = Trial(world, divided, **on(network)).saved(6)
     network.cut("h1")
     trial.since = time.monotonic()
     done, seconds = trial.survivors()
+    network.mend("h1")
     for k in (0, 1):
         assert done[k].status == AGAIN, done
         assert f"process {1 - k} of 2 on h{1 - k} was lost: silent for" in done[k].err
     assert seconds < HEARTBEAT + 10
-    network.mend("h1")
-    trial.resume()
-    assert_same_run(path, reference)
 
 
-def test_a_link_cut_for_three_seconds_is_waited_for(world, reference, path, network):
-    trial = Trial(world, path, **on(network)).saved(6)
+def test_a_link_cut_for_three_seconds_is_waited_for(world, reference, divided, network):
+    trial = Trial(world, divided, **on(network)).saved(6)
     network.cut("h1")
     time.sleep(3)
     network.mend("h1")
     all_well(ended(trial.processes))
-    assert_same_run(path, reference)
+    assert_same_run(divided, reference)
 
 
 # --- again and again ------------------------------------------------------------------------
@@ -1016,7 +1030,7 @@ def test_twenty_random_kills_lose_nothing(world, path):
         trial = Trial(world, path, number, more=more)
         victim = random_.randrange(number)
         if random_.random() < 0.75:  # else while they start
-            trial.saved(before[-1] + 5)
+            trial.saved(5)
         time.sleep(random_.uniform(0, 3))
         assert trial.processes[victim].poll() is None, "it ended before it could be killed"
         done, _ = trial.send(victim, signal.SIGKILL).survivors(victim)
