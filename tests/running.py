@@ -93,7 +93,7 @@ def run(config, env=None, iterations=None, algo=None, monkeypatch=None, state=No
 
 
 def steps(runner, iterations, state=None):
-    """As `run`, of a runner and from a ``state``, as many iterations at once as the runner takes."""
+    """As `run`, of a runner and from a ``state``, with as many iterations in a call as it takes."""
     placed = runner.init() if state is None else runner.place(state)
     history = []
     while len(history) < iterations:
