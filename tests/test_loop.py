@@ -443,10 +443,10 @@ def test_only_iterations_that_count_are_reagented():
 
 def test_the_time_to_a_target_is_kept_on_resume_unless_the_target_is_another():
     clock = progress.Clock(time.time() - 5, target_return=10.0)
-    clock.note(100, None)
-    clock.note(200, 9.9)
+    clock.note(100, lambda: None)
+    clock.note(200, lambda: 9.9)
     assert clock.seconds_to_target is None
-    clock.note(300, 10.0)
+    clock.note(300, lambda: 10.0)
     assert clock.seconds_to_target == pytest.approx(5, abs=0.5)
     for target, seconds in ((10.0, clock.seconds_to_target), (20.0, None)):
         later = progress.Clock(time.time(), target_return=target)

@@ -139,7 +139,7 @@ class Log:
         self.iteration, self._metrics = iteration, metrics
         self.is_evaluated, self.returns = False, None
         self._progress.record(iteration, metrics)
-        self._clock.note(self._progress.env_steps, self._progress.recent_return())
+        self._clock.note(self._progress.env_steps, self._progress.recent_return)
 
     def evaluated(self, returns: dict[str, np.ndarray] | None) -> None:
         """The agents were evaluated after this iteration: ``[P, episodes]`` by the name of the

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any, TypedDict
 
 import numpy as np
@@ -70,11 +71,13 @@ class Progress:
     def recent_returns(self) -> np.ndarray:
         """Each agent's mean return ``[P]`` over the most recent iterations that together contain
         at least 100 finished episodes; NaN before that."""
-        count, total = np.zeros((2, len(self.since_row["ended"])))
-        for counts, totals in reversed(self.window):
-            missing = count < WINDOW
-            count += np.where(missing, counts, 0)
-            total += np.where(missing, totals, 0.0)
+        none = np.zeros((1, len(self.since_row["ended"])))
+        newest_first = list(reversed(self.window))
+        counts = np.concatenate([none, *([counts] for counts, _ in newest_first)])
+        totals = np.concatenate([none, *([totals] for _, totals in newest_first)])
+        missing = np.cumsum(counts, 0) - counts < WINDOW  # before these are counted
+        count = np.sum(counts, 0, where=missing)
+        total = np.cumsum(np.where(missing, totals, 0.0), 0)[-1]  # one after the other
         with np.errstate(invalid="ignore"):
             return np.where(count >= WINDOW, total / count, np.nan)
 
@@ -164,13 +167,15 @@ class Clock:
         self._loop_start = self._lap_start = now
         self._lap_steps = self.env_steps
 
-    def note(self, env_steps: int, recent_return: float | None) -> None:
-        """Note that an iteration has ended."""
+    def note(self, env_steps: int, recent_return: Callable[[], float | None]) -> None:
+        """Note that an iteration has ended. ``recent_return`` is asked until it has reached the
+        target."""
         self.env_steps = env_steps
         self._train_seconds = self.train_seconds
-        target = self.target_return
-        solved = target is not None and recent_return is not None and recent_return >= target
-        if solved and self.seconds_to_target is None:
+        if self.target_return is None or self.seconds_to_target is not None:
+            return
+        recent = recent_return()
+        if recent is not None and recent >= self.target_return:
             self.seconds_to_target = self.wall_seconds
 
     @property
