@@ -163,9 +163,10 @@ def _text(cell: Cell) -> str:
 
 def write_results(folder: Path) -> None:
     """Write the tables (Markdown and JSON), the page and its plots."""
-    shown = read(folder)
-    overall = over_games(shown)
-    lines = report.results([one.run for one in shown])
+    with commands.working("reading and comparing the runs"):
+        shown = read(folder)
+        overall = over_games(shown)
+        lines = report.results([one.run for one in shown])
     text = markdown("run", {one.label: line for one, line in zip(shown, lines, strict=True)})
     text += ["", *markdown("over all games", overall)] if overall else []
     told = [

@@ -246,13 +246,14 @@ def write_results(folder: Path, worst: float | None = None) -> None:
     study, results = read_study(folder)
     series = all_series(results)
     worst = study.get("worst_return") if worst is None else worst
-    compared = [compare(one, worst) for one in series]
-    write_json(folder / "scaling.json", {**study, "series": compared})
-    learning = [[*map(curves, one)] for one in series]
-    files = {
-        "scaling.md": scaling_plots.markdown(study, compared).encode(),
-        "scaling.png": scaling_plots.plot(study, compared, learning),
-    }
+    with commands.working("comparing and drawing the series"):
+        compared = [compare(one, worst) for one in series]
+        write_json(folder / "scaling.json", {**study, "series": compared})
+        learning = [[*map(curves, one)] for one in series]
+        files = {
+            "scaling.md": scaling_plots.markdown(study, compared).encode(),
+            "scaling.png": scaling_plots.plot(study, compared, learning),
+        }
     for name, data in files.items():
         replace_file(folder / name, data)
     print(files["scaling.md"].decode())

@@ -209,23 +209,25 @@ def write_results(
     ]
     text = "\n\n".join(["Found by a sweep of jaxrl_scale.", *lines])
     config = command_line.with_options(base, best).replace(run_dir=None)
-    picture = plots.draw(ranges, settings, ranks, fresh)
     schedule = {"schedule.csv": results.schedule_table(history, every)} if every else {}
-    files_of_sweep: dict[str, bytes | None] = {
-        **schedule,
-        "agents.csv": results.agents_table(found, settings),
-        "agents.parquet": results.agents_parquet(found, settings),
-        "settings.csv": results.settings_table(ranks, settings),
-        "curves.csv": results.curves_table(found),
-        "sweep.png": picture,
-        "sweep.html": page(lines, base, ranges, settings, found, ranks, picture).encode(),
-        "best.py": files.to_python(config, text).encode(),
-    }
+    with commands.working("drawing the results"):
+        picture = plots.draw(ranges, settings, ranks, fresh)
+        files_of_sweep: dict[str, bytes | None] = {
+            **schedule,
+            "agents.csv": results.agents_table(found, settings),
+            "agents.parquet": results.agents_parquet(found, settings),
+            "settings.csv": results.settings_table(ranks, settings),
+            "curves.csv": results.curves_table(found),
+            "sweep.png": picture,
+            "sweep.html": page(lines, base, ranges, settings, found, ranks, picture).encode(),
+            "best.py": files.to_python(config, text).encode(),
+        }
     for name, data in files_of_sweep.items():
         if data is not None:
             replace_file(folder / name, data)
             print(f"wrote {short(folder / name)}")
-    wandb_group.log(folder, base, settings, found, ranks)
+    with commands.working("handing the sweep to wandb"):
+        wandb_group.log(folder, base, settings, found, ranks)
     print("\n".join(lines))
 
 

@@ -110,9 +110,11 @@ send() {
 }
 
 # shellcheck disable=SC2317 # reached through a trap
-signalled() {
+signalled() { # [INT]
   if [ -z "$stopping" ]; then
     stopping=yes
+    [ "$1" != INT ] ||
+      echo 'Ctrl-C: the run stops after this iteration and is saved; Ctrl-C again ends it at once' >&2
     send USR1 # which, unlike TERM, no library takes for itself
   else
     end_at_once
@@ -125,7 +127,8 @@ end_at_once() {
 } 2>/dev/null
 
 ranks=() stopping='' timer='' status=0
-trap signalled TERM INT HUP USR1 USR2
+trap signalled TERM HUP USR1 USR2
+trap 'signalled INT' INT
 touch "$logs/0.log" || exit 74
 tail -c "+$(($(wc -c <"$logs/0.log") + 1))" -f "$logs/0.log" &
 tail=$!

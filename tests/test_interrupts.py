@@ -1,10 +1,15 @@
 """Ctrl-C, while the main thread is in compiled code and Python runs no handler."""
 
+import io
+import re
 import signal
 import subprocess
 import sys
 
 import pytest
+
+from jaxrl_scale.config import Config
+from jaxrl_scale.records.terminal import Terminal
 
 FOR_EVER = """
 import sys
@@ -52,3 +57,20 @@ def test_each_ctrl_c_is_answered_at_once_and_the_second_ends_the_process(name, f
         finally:
             process.kill()
     assert (process.returncode, err) == (130, second)
+
+
+class Screen(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_the_bar_leaves_room_for_what_a_terminal_shows_of_ctrl_c(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("TERM", "xterm")
+    screen = Screen()
+    terminal = Terminal(Config(), screen)
+    terminal.start("begun")
+    terminal.phase("training")
+    terminal.close()
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
+    assert max(map(len, re.split(r"[\r\n]", plain))) == 100 - len("^C^C")

@@ -257,7 +257,9 @@ def test_a_signal_makes_all_ranks_save(ranks, number):
     logs = [ranks.folder / "r" / "ranks" / f"{k}.log" for k in (0, 1)]
     lab.until(lambda: all(p.exists() and p.read_text() for p in logs), lambda: "no log")
     run.send_signal(number)
-    assert end(run).status == STOPPED
+    done = end(run)
+    assert done.status == STOPPED
+    assert done.err.startswith("Ctrl-C: the run stops after ") == (number == signal.SIGINT)
 
 
 def test_pbs_starts_one_process_on_each_host_of_the_job_by_its_own_remote_shell(ranks, tmp_path):

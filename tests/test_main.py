@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import jax
 import pytest
 
 from jaxrl_scale import __main__ as package
+from jaxrl_scale import commands
 from jaxrl_scale.config import files
 
 train_module = importlib.import_module("jaxrl_scale.train")
@@ -51,6 +53,16 @@ def test_the_installed_command_is_the_same():
     done = subprocess.run([command, "train", "--nothing"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: unknown option --nothing")
+
+
+def test_memory_that_is_not_enough_is_one_line(capsys):
+    def command(argv):
+        return jax.numpy.zeros((1 << 20, 1 << 24), jax.numpy.int8).block_until_ready()
+
+    assert commands.run(command, []) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: the memory is not enough; ")
+    assert "17592186044416 bytes" in line
 
 
 OF_TWO = ("--coordinator=localhost", "--num_processes=2")

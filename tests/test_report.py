@@ -1,6 +1,7 @@
 """The report of runs whose directories are written here by hand."""
 
 import base64
+import dataclasses
 import html
 import io
 import json
@@ -471,6 +472,15 @@ def test_the_report_of_several_runs_has_a_folder(tmp_path, monkeypatch, capsys):
     assert report.main([*runs, "--episodes", "0"]) == 0
     assert capsys.readouterr().out.endswith("wrote report/report.html\n")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "report"]
+
+
+def test_a_run_that_was_stopped_has_come_as_far_as_its_summary_says(tmp_path):
+    run = past_run.read(make_run(tmp_path / "a"))
+    last = run.rows[-1]["iteration"]
+    summary = {**run.summary, "status": "stopped", "iterations": last + 4}
+    config = run.config.replace(iterations=last + 9)
+    stopped = dataclasses.replace(run, config=config, summary=summary)
+    assert stopped.status == f"stopped: iteration {last + 4} of {last + 9}"
 
 
 def test_a_misspelt_option_is_answered_with_the_nearest_in_one_line(tmp_path, capsys):

@@ -49,7 +49,7 @@ def initialize(config: Config, hosts: Hosts | None = None) -> Placement:
     if config.portable:
         cap(started)
     devices = find_devices()
-    if started and config.devices and config.devices > jax.local_device_count():
+    if started and jax.local_device_count() < (config.devices or 0) <= cores:
         raise RunError(
             f"devices={config.devices}, but JAX has started in this process before, with "
             f"{jax.local_device_count()} {devices[0].platform} device(s); restart it (in a "

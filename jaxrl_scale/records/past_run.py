@@ -63,7 +63,8 @@ class PastRun:
     @property
     def status(self) -> str:
         """``done``, or how far the run has come."""
-        done, total = self.rows[-1]["iteration"], self.config.num_iterations
+        done = max(self.rows[-1]["iteration"], self.summary.get("iterations", 0))
+        total = self.config.num_iterations
         if self.summary and done >= total:
             return str(self.summary.get("status", "done"))
         state = self.summary.get("status", "no summary yet")

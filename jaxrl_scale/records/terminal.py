@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Protocol, TextIO
 
@@ -119,15 +119,26 @@ class _LiveBar:
     """The last line of a terminal."""
 
     def __init__(self, stream: TextIO, config: Config, iteration: int):
-        from rich.console import Console
+        from rich.console import Console, RenderableType
+        from rich.constrain import Constrain
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
         from rich.table import Column
+
+        console = Console(file=stream, highlight=False)
+
+        class Narrow(Progress):
+            """Ends before the edge, or the ^C of an interrupt would begin a new line and leave a
+            copy of the bar behind."""
+
+            def get_renderables(self) -> Iterable[RenderableType]:
+                for renderable in super().get_renderables():
+                    yield Constrain(renderable, console.width - len("^C^C"))
 
         def column(text: str) -> TextColumn:
             return TextColumn(text, table_column=Column(no_wrap=True))
 
         self._total = config.num_iterations
-        self._bar = Progress(
+        self._bar = Narrow(
             SpinnerColumn(finished_text=" "),
             column("[bold]{task.description}"),
             BarColumn(bar_width=None),
@@ -136,7 +147,7 @@ class _LiveBar:
             column("[cyan]{task.fields[rate]}[/]/s"),
             column("return [green]{task.fields[score]}[/]"),
             column("[yellow]{task.fields[left]}[/] left"),
-            console=Console(file=stream, highlight=False),
+            console=console,
             expand=True,
             transient=True,
             redirect_stderr=sys.stderr.isatty(),  # else `2> log` would lose what goes there
