@@ -34,17 +34,16 @@ CONFIGS = {
     "acrobot": small(env="Acrobot-v1"),
 }
 
-DEVICES = {"cartpole": (2, 4, 8)}
-"""The others: 8, one for each shard."""
-
 SLOW = ("lunar lander", "acrobot")
 """XLA takes long to compile their physics. LunarLander's in batches of several sizes is in
 test_lunar_lander.py."""
 
+DEVICES = [(name, 8) for name in CONFIGS] + [("cartpole", 2), ("cartpole", 4)]
+"""Eight: one for each shard. Four are among those that train in test_hosts.py and test_train.py."""
+
 PIXELS = small(
     {"minibatch_size": 32, "epochs": 1},
     env="probes:Pixels",
-    network="nature",
     hidden_sizes=(16,),
     num_envs=16,
     num_shards=2,
@@ -53,22 +52,26 @@ PIXELS = small(
 )
 
 
-def test_a_network_for_images_trains_the_same_on_1_and_2_devices():
-    one, two = (run(PIXELS.replace(devices=devices)) for devices in (1, 2))
+@pytest.mark.parametrize("network", ["cnn", pytest.param("nature", marks=pytest.mark.slow)])
+def test_a_network_for_images_trains_the_same_on_1_and_2_devices(network):
+    config = PIXELS.replace(network=network)
+    one, two = (run(config.replace(devices=devices)) for devices in (1, 2))
     assert differing(one, two) == []
     assert {"env/place", "env_end/right"} <= set(one[1][0]), "the environment's own numbers too"
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CONFIGS]
+    ("name", "devices"),
+    [
+        pytest.param(name, devices, marks=[pytest.mark.slow] * (name in SLOW or devices == 4))
+        for name, devices in DEVICES
+    ],
 )
-def test_a_run_ends_bit_identical_on_1_device_and_on_more(name):
-    config = CONFIGS[name]
-    reference, history = run(config.replace(devices=1))
-    for devices in DEVICES.get(name, (8,)):
-        state, other = run(config.replace(devices=devices))
-        assert differing(reference, state) == [], f"{devices} devices"
-        assert differing(history, other) == [], f"{devices} devices"
+def test_a_run_ends_bit_identical_on_1_device_and_on_more(name, devices):
+    reference, history = run(CONFIGS[name].replace(devices=1))
+    state, other = run(CONFIGS[name].replace(devices=devices))
+    assert differing(reference, state) == []
+    assert differing(history, other) == []
 
 
 def test_iterations_of_one_call_are_those_of_several():
@@ -81,16 +84,19 @@ def test_iterations_of_one_call_are_those_of_several():
     assert differing((one, first), (more, later)) == []
 
 
-def test_an_agent_of_a_population_is_the_single_run_of_its_seed():
+@pytest.mark.slow
+@pytest.mark.parametrize("agents", [4, 3])
+def test_an_agent_of_a_population_is_the_single_run_of_its_seed(agents):
+    """Whole agents on devices, and shards on devices: smaller ones are in test_train.py and in
+    test_algorithms.py."""
     config = CONFIGS["cartpole"].replace(devices=4)
     runner = shared_runner(config)
     seventh = runner.init(run_state.agents(config.replace(seed=7)))
     single, _ = steps(runner, 8, runner.fetch(seventh))
-    for agents, devices in ((4, 2), (3, 2)):  # whole agents on devices; shards on devices
-        several = config.replace(num_seeds=agents, seed=5, devices=devices)
-        ends, _ = run(several, iterations=8)
-        agent = jax.tree.map(lambda x: x[2:3], ends)
-        assert differing(single, agent) == [], f"{agents} agents on {devices} devices"
+    several = config.replace(num_seeds=agents, seed=5, devices=2)
+    ends, _ = run(several, iterations=8)
+    agent = jax.tree.map(lambda x: x[2:3], ends)
+    assert differing(single, agent) == []
 
 
 def test_the_state_of_one_placement_goes_on_in_another():

@@ -31,13 +31,6 @@ DONE, MISTAKE, STOPPED, IO_ERROR = 0, 2, 75, 74
 
 
 @pytest.fixture(scope="module")
-def reference(world):
-    """The run of one process that nothing interrupted."""
-    world.train_well(world.folder / "reference")
-    return world.folder / "reference"
-
-
-@pytest.fixture(scope="module")
 def slurm():
     with lab.Slurm() as cluster:
         yield cluster

@@ -48,15 +48,6 @@ from jaxrl_scale.train import main
 STOPPED, NOT_FINITE, MISTAKE, IO_ERROR = 75, 3, 2, 74
 
 
-@pytest.fixture(scope="module")
-def reference(world):
-    """A run on one device that nothing interrupted, and what it printed."""
-    path = world.folder / "reference"
-    started = time.time()
-    done = world.train_well(path, "--target_return", 15)
-    return path, done, started, time.time()
-
-
 def newest(run_dir: Path) -> int:
     folders = (run_dir / "checkpoints").glob("[0-9]*")
     return max((int(p.name) for p in folders if p.name.isdecimal()), default=0)
@@ -78,8 +69,8 @@ def has_rows(run_dir: Path, count: int) -> bool:
 # --- a run that nothing interrupts ----------------------------------------------------------
 
 
-def test_a_run_prints_plain_lines_and_nothing_on_standard_error(reference):
-    _, done, *_ = reference
+def test_a_run_prints_plain_lines_and_nothing_on_standard_error(undisturbed):
+    done = undisturbed.done
     assert done.err == ""
     assert "\x1b" not in done.out
     assert "\r" not in done.out
@@ -107,36 +98,34 @@ def test_with_64_bit_numbers_switched_on_the_metrics_are_the_same_kind_of_number
 
 def test_no_variable_that_is_meant_for_a_blas_changes_a_bit(world, path, reference):
     another = {"OPENBLAS_CORETYPE": "Prescott", "OPENBLAS_NUM_THREADS": "1"}
-    well(world.train(path, "--target_return", 15, environment=another))
-    assert_same_run(path, reference[0])
+    well(world.train(path, environment=another))
+    assert_same_run(path, reference)
 
 
 def test_a_run_directory_holds_all_that_it_should(reference):
-    path = reference[0]
-    names = {p.name for p in path.iterdir()}
+    names = {p.name for p in reference.iterdir()}
     wanted = {"config.json", "run.json", "metrics.jsonl", "tensorboard", "checkpoints"}
     assert names == wanted | {"summary.json", ".lock"}
-    config = json.loads((path / "config.json").read_text())
+    config = json.loads((reference / "config.json").read_text())
     assert config["num_envs"] == 16
     assert config["algo"]["name"] == "ppo"
     assert config["algo"]["minibatch_size"] == 64
     assert config["algo"]["gamma"] == 0.99  # resolved: the defaults too
-    (start,) = json.loads((path / "run.json").read_text())["starts"]
+    (start,) = json.loads((reference / "run.json").read_text())["starts"]
     assert start["versions"]["jax"] == jax.__version__
     assert start["devices"] == ["cpu:0 cpu"]
     assert start["reduction"] == "exact"
     assert "--rollout_length 16" in start["command"]
-    assert [row["iteration"] for row in rows(path)] == list(range(1, 25))
-    curves = events(path)
+    assert [row["iteration"] for row in rows(reference)] == list(range(1, 25))
+    curves = events(reference)
     assert [value for _, value in curves["episode/return"]] == pytest.approx(
-        [row["return"] for row in rows(path)]
+        [row["return"] for row in rows(reference)]
     )
-    assert newest(path) == 24
+    assert newest(reference) == 24
 
 
 def test_the_summary_has_the_documented_schema(reference):
-    path, *_ = reference
-    result = summary(path)
+    result = summary(reference)
     evaluation = result.pop("evaluation")
     # There is no test_env_kwargs, and no published range of scores.
     conditional = {"evaluation", "test", "eval_normalized", "test_normalized"}
@@ -148,7 +137,7 @@ def test_the_summary_has_the_documented_schema(reference):
     assert evaluation["episodes"] == SMALL["eval_episodes"]
     assert evaluation["per_agent"] == [evaluation["mean"]]
     assert evaluation["ci95"][0] < evaluation["mean"] < evaluation["ci95"][1]
-    last = rows(path)[-1]
+    last = rows(reference)[-1]
     assert result["return_100"] == last["return_100"]
     assert evaluation["mean"] == last["eval_return"]
     assert 50 < result["peak_memory_mb"] < 10_000
@@ -156,17 +145,16 @@ def test_the_summary_has_the_documented_schema(reference):
 
 
 def test_env_steps_count_valid_steps_only(reference):
-    path, *_ = reference
-    total = sum(row["episodes"] for row in rows(path))
-    resets = 24 * 256 - summary(path)["env_steps"]
+    total = sum(row["episodes"] for row in rows(reference))
+    resets = 24 * 256 - summary(reference)["env_steps"]
     assert total > 100
     # Each ended episode costs one reset, but for those that ended with an environment's last step.
     assert total - SMALL["num_envs"] <= resets <= total
-    assert rows(path)[-1]["env_steps"] == summary(path)["env_steps"]
+    assert rows(reference)[-1]["env_steps"] == summary(reference)["env_steps"]
 
 
-def test_times_are_counted_from_the_start_of_the_process(reference):
-    path, _, started, ended = reference
+def test_times_are_counted_from_the_start_of_the_process(undisturbed):
+    path, _, started, ended = undisturbed
     result = summary(path)
     first = records.read_rows(path / "metrics.jsonl")[0]
     assert first["time"] - first["wall_seconds"] == pytest.approx(started, abs=1.0)
@@ -181,7 +169,7 @@ def test_seconds_to_target_is_null_where_it_is_never_reached(world, path):
     assert not (path / "tensorboard").exists()
 
 
-def test_in_a_terminal_there_is_a_bar_and_wandb_offline_writes_its_folder(world, path):
+def test_in_a_terminal_there_is_a_bar_and_wandb_offline_writes_its_folder(world, path, reference):
     master, slave = pty.openpty()
     how = {"stdout": slave, "environment": {"TERM": "xterm-256color", "WANDB_MODE": "offline"}}
     with world.start(*world.small(path), **how) as process:
@@ -200,7 +188,7 @@ def test_in_a_terminal_there_is_a_bar_and_wandb_offline_writes_its_folder(world,
     assert "wandb sync" in text
     assert len(list((path / "wandb").glob("offline-run-*/*.wandb"))) == 1
     assert "rning" not in text
-    assert rows(path) == rows(world.folder / "reference")
+    assert rows(path) == rows(reference)
 
 
 CONFIGS = sorted((REPOSITORY / "configs").glob("*.py"))
@@ -287,7 +275,7 @@ def test_a_run_that_begins_from_another_is_the_same_on_two_processes_and_when_re
     world, path, reference
 ):
     other = world.folder / "other"
-    shutil.copytree(reference[0], other)
+    shutil.copytree(reference, other)
     more = ["--init_from", other, "--iterations", 6, "--checkpoint_every", 3, "--seed", 5]
     done = world.train_well(path, *more)
     assert f"begins from the policy of {other.name} at iteration 24" in done.out
@@ -363,7 +351,7 @@ def test_a_run_killed_again_and_again_on_other_devices_ends_bit_for_bit_the_same
     # Some 40 things are done to files before the first step, then some 17 for a checkpoint.
     accident = {"kill_at_file_event": moments.randrange(20, 180)}
     print(accident)
-    killed(world, *world.small(path), "--target_return", 15, accident=accident)
+    killed(world, *world.small(path), accident=accident)
 
     if newest(path) < 16:  # while a checkpoint is written, on two devices
         resumed = ["--resume", path, "--devices", 2]
@@ -390,19 +378,19 @@ def test_a_run_killed_again_and_again_on_other_devices_ends_bit_for_bit_the_same
 
     done = world.resume_well(path, "--devices", 2)
     assert f"resumed at iteration {newest(path)}" in done.out or newest(path) == 24
-    assert_same_run(path, reference[0])
+    assert_same_run(path, reference)
 
 
 def test_a_run_killed_in_its_final_evaluation_ends_well_and_then_is_left_as_it_is(
     world, path, reference
 ):
-    shutil.copytree(reference[0], path)
+    shutil.copytree(reference, path)
     (path / "summary.json").unlink()
     killed(world, "--resume", path, accident={"kill_at_evaluation": 1})
     assert not (path / "summary.json").exists()
     done = world.resume_well(path)
     assert "resumed at iteration 24" in done.out
-    assert_same_run(path, reference[0])
+    assert_same_run(path, reference)
     files = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
     done = world.resume_well(path, "--devices", 2)
     assert done.out == f"{path.name} has finished: nothing is left to do, nothing changes\n"
@@ -413,7 +401,7 @@ def test_a_run_killed_in_its_final_evaluation_ends_well_and_then_is_left_as_it_i
 @pytest.mark.parametrize("seed", range(3))
 def test_a_run_killed_thirty_times_ends_bit_for_bit_the_same(world, path, reference, seed):
     moments = random.Random(seed)
-    command = [*world.small(path), "--target_return", 15]
+    command = [*world.small(path)]
     for _ in range(30):
         if (path / "config.json").exists():
             command = ["--resume", path, "--devices", moments.choice([1, 2, 4])]
@@ -425,7 +413,7 @@ def test_a_run_killed_thirty_times_ends_bit_for_bit_the_same(world, path, refere
             assert process.communicate(timeout=PATIENCE)[1] == ""
             assert process.returncode in (0, -signal.SIGKILL)
     world.resume_well(path)
-    assert_same_run(path, reference[0])
+    assert_same_run(path, reference)
 
 
 # --- signals --------------------------------------------------------------------------------
@@ -437,7 +425,7 @@ ASKED = "Ctrl-C: the run stops after this iteration and is saved; Ctrl-C again e
 def test_signals_save_and_say_how_to_resume_and_change_nothing(world, path, reference):
     """In one directory, one after the other; from outside, from inside a step, and while XLA
     compiles."""
-    with world.start(*world.small(path), "--target_return", 15) as process:
+    with world.start(*world.small(path)) as process:
         wait_for(lambda: (path / "run.json").exists(), process)  # it compiles
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=PATIENCE)
@@ -463,7 +451,7 @@ def test_signals_save_and_say_how_to_resume_and_change_nothing(world, path, refe
         assert done.out.splitlines()[-1].startswith(told)
         assert newest(path) == at
     world.resume_well(path, "--devices", 1)
-    assert_same_run(path, reference[0])
+    assert_same_run(path, reference)
 
 
 def test_a_second_interrupt_ends_at_once_and_what_was_saved_stays(world, path):
@@ -498,7 +486,7 @@ def test_two_processes_cannot_use_one_directory(world, path):
 
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(world, path, reference):
-    shutil.copytree(reference[0], path)
+    shutil.copytree(reference, path)
     (path / "summary.json").unlink()  # else it would have finished
     for file in (path / "checkpoints" / "24").rglob("*"):
         if file.is_file() and "metadata" not in file.name.lower():
@@ -506,17 +494,17 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(world, path, r
     done = world.resume_well(path, "--devices", 2)
     assert f"checkpoint {path}/checkpoints/24 is damaged and skipped: " in done.out
     assert "resumed at iteration 22" in done.out
-    assert_same_run(path, reference[0])
+    assert_same_run(path, reference)
 
 
 def test_a_full_disk_is_a_clear_error_and_the_run_can_be_resumed(world, path, reference):
     # A limit on the size of files stands in for the disk: a checkpoint is the first to reach it.
-    done = world.train(path, "--target_return", 15, accident={"largest_file": 8000})
+    done = world.train(path, accident={"largest_file": 8000})
     assert done.status == IO_ERROR
     assert re.fullmatch(r"error: cannot save checkpoint \S+/2: File too large\n", done.err)
     assert newest(path) == 0
     world.resume_well(path)
-    assert_same_run(path, reference[0])
+    assert_same_run(path, reference)
 
 
 def test_a_disk_that_fills_up_while_saving_is_a_clear_error(world, path, reference):
@@ -539,8 +527,8 @@ def test_a_disk_that_fills_up_while_saving_is_a_clear_error(world, path, referen
         assert re.fullmatch(r"error: cannot \S+ .*: No space left on device\n", err)
         (path / "filler").unlink()
         world.resume_well(run)
-        assert rows(run) == rows(reference[0])
-        assert_same_bits(state(run)[1], state(reference[0])[1])
+        assert rows(run) == rows(reference)
+        assert_same_bits(state(run)[1], state(reference)[1])
     finally:
         subprocess.run(["umount", path], check=True)
 
@@ -560,15 +548,15 @@ FIRST_SEED, NUM_SEEDS = 2, 4
 
 @pytest.fixture(scope="module")
 def population(world):
-    """Seeds of which some fail and some do not; killed on two devices (whole agents on each),
-    resumed on one."""
+    """Seeds of which some fail and some do not, on two devices (whole agents on each); killed and
+    resumed."""
     path = world.folder / "population"
     seeds = ["--seed", FIRST_SEED, "--num_seeds", NUM_SEEDS]
     command = [*world.small(path), *POISONED, *seeds, "--devices", 2]
     killed(world, *command, accident={"kill_at_evaluation": 1})
     for iteration in range(newest(path) - 2, newest(path) + 1):  # back by some checkpoints
         shutil.rmtree(path / "checkpoints" / str(iteration), ignore_errors=True)
-    done = world.resume_well(path, "--devices", 1)
+    done = world.resume_well(path)
     failed = summary(path)["failed"]
     assert 0 < len(failed) < NUM_SEEDS, "another dose or seed is needed"
     return path, done
@@ -717,4 +705,4 @@ def test_train_returns_the_run_to_a_notebook_and_leaves_no_trace_in_its_process(
     refused = [line for line in done.stdout.splitlines() if line.startswith("refused")]
     assert refused[0] == "refused: num_shards=3 is not a power of two; try num_shards=4"
     assert refused[1].startswith(f"refused: {path} already holds a run: --resume ")
-    assert rows(path) == rows(reference[0])
+    assert rows(path) == rows(reference)
