@@ -161,6 +161,36 @@ def test_each_episode_is_counted_up_to_its_own_end():
     np.testing.assert_array_equal(returns, 15 - first * (first + 1) / 2)
 
 
+def test_whole_episodes_need_no_second_reset():
+    """Nobody looks at what follows an episode, and a reset is as much to compile as a step."""
+    algo, resets = constant_algorithm(0), []
+
+    class Counted(Counter):
+        def reset(self, key):
+            resets.append(key)
+            return super().reset(key)
+
+    def play(actor, carry, obs, is_first, key):
+        return algo.act(actor, None, carry, obs, is_first, key, True)[:2]
+
+    def episodes(key):
+        return rollout.play_episodes(Counted(length=3), play, (), algo.init_carry(2), 2, 7, key)
+
+    jax.eval_shape(episodes, jax.random.key(0))
+    assert len(resets) == 1
+
+
+def test_where_asked_to_an_ended_environment_begins_with_a_given_state():
+    env = Counter(length=3)
+    first = rollout.reset(env, jax.random.key(0), 2)
+    ended = first._replace(state=first.state + 3, ended=jnp.asarray([True, False]))
+    fresh = first.state + 1, first.obs + 1
+    keys = jax.random.split(jax.random.key(1), (2, 2))
+    following, _ = rollout.step(env, keys, ended, jnp.zeros(2, jnp.int32), fresh)
+    np.testing.assert_array_equal(following.state, [1, 4])
+    np.testing.assert_array_equal(following.obs[:, 0], [1, 4])
+
+
 def test_an_episode_without_end_is_cut():
     algo = constant_algorithm(0)
 

@@ -75,7 +75,11 @@ def reset(env: Environment, key: Key, num_envs: int) -> Environments:
 
 
 def step(
-    env: Environment, keys: Key, envs: Environments, action: Array
+    env: Environment,
+    keys: Key,
+    envs: Environments,
+    action: Array,
+    fresh: tuple[PyTree, Array] | None = None,
 ) -> tuple[Environments, Outcome]:
     """Step the running environments, reset the ended ones.
 
@@ -86,6 +90,8 @@ def step(
     Args:
       keys: ``[B, 2]``, for the reset and for the step.
       action: ``[B, *action.shape]``; clipped to the box, ignored where an episode ended.
+      fresh: the states ``[B, ...]`` and observations that ended environments are given, where
+        nobody looks at what they do next; None: those of new episodes.
     """
     space, limit = env.spec.action, env.spec.max_episode_steps
     running = ~envs.ended
@@ -96,7 +102,9 @@ def step(
 
     if isinstance(space, Box):
         action = jnp.clip(action, space.low, space.high)
-    fresh_state, fresh_obs = _reset_if(envs.ended.any(), jax.vmap(env.reset), keys[:, 0])
+    if fresh is None:
+        fresh = _reset_if(envs.ended.any(), jax.vmap(env.reset), keys[:, 0])
+    fresh_state, fresh_obs = fresh
     before = jax.tree.map(choose, envs.state, fresh_state)
     state, seen = jax.vmap(env.step)(keys[:, 1], before, action)
     seen = TimeStep(*seen)
@@ -221,7 +229,7 @@ def play_episodes(
       Undiscounted returns ``[num_episodes]`` float32 and lengths, int32.
     """
     key_reset, key_steps = jax.random.split(key)
-    envs = reset(env, key_reset, num_episodes)
+    first = reset(env, key_reset, num_episodes)
 
     def running(moving: tuple) -> Array:
         t, _, _, done, _, _ = moving
@@ -232,7 +240,8 @@ def play_episodes(
         key_act, key_env = jax.random.split(jax.random.fold_in(key_steps, t))
         action, carry = play(actor, carry, envs.obs, envs.is_first, key_act)
         env_keys = jax.random.split(key_env, (num_episodes, 2))
-        envs, outcome = step(env, env_keys, envs, action)
+        # Only first episodes count, so that no other reset has to be compiled.
+        envs, outcome = step(env, env_keys, envs, action, (first.state, first.obs))
         returns = returns + jnp.where(done, 0.0, outcome.reward)
         lengths = lengths + jnp.where(done, 0, 1)
         return t + 1, carry, envs, done | envs.ended, returns, lengths
@@ -241,7 +250,7 @@ def play_episodes(
     start = (
         jnp.zeros((), jnp.int32),
         carry,
-        envs,
+        first,
         zeros.astype(bool),
         zeros,
         zeros.astype(jnp.int32),
