@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import re
 import signal
@@ -42,6 +43,8 @@ def run(
         warnings.simplefilter("ignore")
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a path with an é, where output is ASCII
+        sys.stdout.reconfigure(errors="backslashreplace")
     ctrl_c = _CtrlC(interrupted)
     try:
         with interrupts.answered(ctrl_c.arrived):

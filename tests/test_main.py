@@ -1,6 +1,7 @@
 """The commands by one name, and the config that a run would have."""
 
 import importlib
+import os
 import re
 import subprocess
 import sys
@@ -63,6 +64,13 @@ def test_memory_that_is_not_enough_is_one_line(capsys):
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: the memory is not enough; ")
     assert "17592186044416 bytes" in line
+
+
+def test_what_the_output_cannot_show_is_escaped():
+    script = "from jaxrl_scale import commands; print(commands.run(lambda _: print('é'), []))"
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, env=environment)
+    assert (done.stdout, done.stderr) == (b"\\xe9\nNone\n", b"")
 
 
 OF_TWO = ("--coordinator=localhost", "--num_processes=2")
