@@ -31,7 +31,7 @@ from jaxrl_scale.errors import (
     status_table,
 )
 from jaxrl_scale.loop import prepare
-from jaxrl_scale.loop.prepare import checked, jax_settings_restored
+from jaxrl_scale.loop.prepare import checked, jax_settings_restored, programs_forgotten
 from jaxrl_scale.loop.stop import StopRequest
 from jaxrl_scale.options import largest_divisor
 from jaxrl_scale.parallel import backend
@@ -350,7 +350,7 @@ def _command(argv: list[str]) -> int:
             f"try {largest_divisor(shards, processes)} processes"
         )
     hosts = join(cluster, launch)
-    with hosts.end_together(), jax_settings_restored():
+    with hosts.end_together(), jax_settings_restored(), programs_forgotten():
         if hosts.leader and (told := settings_told(rest)):
             print(told)
         given = {**vars(args), **{each.option: each for each in asked.ranges}}

@@ -21,7 +21,13 @@ from jaxrl_scale.loop import origin, protocol
 from jaxrl_scale.loop.agent import Agent, load
 from jaxrl_scale.loop.make import make_runner
 from jaxrl_scale.loop.origin import Origin
-from jaxrl_scale.loop.prepare import checked, compiled_meanwhile, jax_settings_restored, settings
+from jaxrl_scale.loop.prepare import (
+    checked,
+    compiled_meanwhile,
+    jax_settings_restored,
+    programs_forgotten,
+    settings,
+)
 from jaxrl_scale.loop.state import Agents
 from jaxrl_scale.loop.stop import StopRequest
 from jaxrl_scale.parallel import backend
@@ -115,7 +121,7 @@ def train(
         raise RunError(f"on_row={on_row!r} should be a function that takes a row of metrics")
     clock = Clock(process_start or time.time(), config.target_return)
     hosts = join(find(launch, os.environ), launch)
-    with hosts.end_together(), jax_settings_restored():
+    with hosts.end_together(), jax_settings_restored(), programs_forgotten():
         hosts.check_alike(settings(config, resume))
         run = train_among(hosts, config, clock, name, resume, on_row=on_row)
         hosts.close()

@@ -276,6 +276,17 @@ def test_in_a_notebook_a_run_that_is_stopped_is_saved_and_raises(
 
 
 @pytest.mark.usefixtures("counting")
+def test_what_was_compiled_is_forgotten_after_a_run(tmp_path):
+    traced = []
+    twice = jax.jit(lambda x: traced.append(x) or 2 * x)
+    twice(1), twice(2)
+    assert len(traced) == 1
+    train(config_of(tmp_path / "run"))
+    twice(3)
+    assert len(traced) == 2
+
+
+@pytest.mark.usefixtures("counting")
 def test_a_run_that_has_finished_is_left_as_it_is(tmp_path, capsys):
     config = config_of(tmp_path / "run")
     run = train(config)
