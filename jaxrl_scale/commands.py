@@ -15,11 +15,14 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from jaxrl_scale import interrupts
-from jaxrl_scale.errors import INTERRUPTED, MISTAKE, RunError, closest, nearest, one_line
-
-OUT_OF_MEMORY = (
-    "the memory is not enough; smaller batches need less (num_envs, rollout_length, num_seeds, "
-    "hidden_sizes, the episodes of an evaluation)"
+from jaxrl_scale.errors import (
+    INTERRUPTED,
+    MISTAKE,
+    TAKE_LESS,
+    RunError,
+    closest,
+    nearest,
+    one_line,
 )
 
 
@@ -58,7 +61,8 @@ def run(
     except RuntimeError as error:  # JAX's own, which this file, quick to import, does not know
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        print(f"error: {OUT_OF_MEMORY}: {one_line(str(error))[:200]}", file=sys.stderr)
+        reason = one_line(str(error))[:200]
+        print(f"error: the memory is not enough; {TAKE_LESS}: {reason}", file=sys.stderr)
         return MISTAKE
     finally:
         ctrl_c.over.set()

@@ -24,6 +24,12 @@ LOST = 75
 INTERRUPTED = 128 + signal.SIGINT
 """Interrupted by Ctrl-C, as a shell reports it."""
 
+TAKE_LESS = (
+    "smaller batches need less (num_envs, rollout_length, num_seeds, hidden_sizes, the episodes of "
+    "an evaluation)"
+)
+"""What is said where the memory is not enough."""
+
 MEANING = {
     FINISHED: "finished",
     UNFINISHED: "some run did not come to its end; its log is in its folder",

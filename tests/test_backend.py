@@ -3,8 +3,13 @@
 import subprocess
 import sys
 
+import jax
+import numpy as np
 import pytest
 from jax._src import cache_key
+
+from jaxrl_scale.errors import RunError
+from jaxrl_scale.parallel import placement
 
 
 @pytest.mark.parametrize("asked", ["cuda", "cpuu"])
@@ -40,3 +45,10 @@ def test_a_variable_of_jax_without_a_valid_value_is_an_error_of_one_line(world):
     assert '"maybe"' in done.err
     assert "JAX_DEFAULT_MATMUL_PRECISION" in done.err
     assert not (world.folder / "run").exists()
+
+
+def test_a_program_that_needs_more_memory_than_there_is_is_not_run():
+    rows = jax.ShapeDtypeStruct((1_000_000, 2), np.float32)
+    program = jax.jit(lambda x: x @ x.T).lower(rows).compile()
+    with pytest.raises(RunError, match=r"this takes 4\.0 TB of memory, but .* is free; smaller"):
+        placement.check_memory(program, jax.local_devices()[:1])

@@ -19,6 +19,7 @@ from test_report import make_run
 from jaxrl_scale import envs, evaluate, load, report
 from jaxrl_scale.config import Config, files
 from jaxrl_scale.errors import RunError
+from jaxrl_scale.loop import evaluator
 from jaxrl_scale.loop.agent import Agent
 from jaxrl_scale.loop.evaluator import make_evaluators, play_all
 from jaxrl_scale.loop.keys import agent_seeds
@@ -113,6 +114,13 @@ def test_the_best_checkpoint_can_be_chosen(run, world, capfd):
         in_json(copy, "--episodes", EPISODES, "--checkpoint=best", capfd=capfd)["iteration"] == best
     )
     assert in_json(copy, "--episodes", EPISODES, capfd=capfd)["iteration"] == 24
+
+
+def test_many_episodes_are_played_in_blocks(agent, monkeypatch):
+    monkeypatch.setattr(evaluator, "AT_ONCE", 4)
+    (returns,) = agent.evaluate(10)
+    assert returns.shape == (10,)
+    assert (returns[:4] != returns[4:8]).any(), "each block has episodes of its own"
 
 
 def test_an_evaluation_takes_no_lock_and_changes_nothing(run, capfd):

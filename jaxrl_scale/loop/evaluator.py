@@ -19,6 +19,11 @@ LONGEST_EPISODE = 10_000
 """Steps after which an episode of an environment without a time limit is cut."""
 
 
+AT_ONCE = 4_096
+"""Episodes of an agent that are played side by side: more are played in blocks of so many, since
+all of them might not fit into memory."""
+
+
 class Evaluator:
     """Plays whole episodes with every agent. It is compiled at its first use.
 
@@ -42,16 +47,16 @@ class Evaluator:
             return action, carry
 
         def play_agent(actor: PyTree, seed: Array) -> Array:
-            returns, _ = rollout.play_episodes(
-                env,
-                play,
-                actor,
-                algo.init_carry(episodes),
-                episodes,
-                limit,
-                agent_key(seed, EVALUATE),
-            )
-            return returns
+            key, each = agent_key(seed, EVALUATE), min(episodes, AT_ONCE)
+
+            def play_block(key: Key) -> Array:
+                carry = algo.init_carry(each)
+                return rollout.play_episodes(env, play, actor, carry, each, limit, key)[0]
+
+            if episodes == each:
+                return play_block(key)
+            blocks = jax.lax.map(play_block, jax.random.split(key, -(-episodes // each)))
+            return blocks.reshape(-1)[:episodes]
 
         self._play = placement.over_agents(play_agent, name)
 

@@ -14,9 +14,11 @@ from typing import Any
 
 import jax
 import numpy as np
+from rich.filesize import decimal
 
+from jaxrl_scale.errors import TAKE_LESS, RunError
 from jaxrl_scale.learning import products
-from jaxrl_scale.parallel.machine import unheard
+from jaxrl_scale.parallel.machine import free_memory, unheard
 from jaxrl_scale.parallel.sums import AXIS, device_pool, exchange_rounds, local_pool, map_exact
 from jaxrl_scale.types import Array, Pool, PyTree, Span
 
@@ -175,9 +177,12 @@ class Placement:
             return compiled
 
         if not self.find or not name:
-            return compile()
-        shapes = jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", args)
-        return self.find((name, str(shapes), str(options)), devices, compile)
+            compiled = compile()
+        else:
+            shapes = jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", args)
+            compiled = self.find((name, str(shapes), str(options)), devices, compile)
+        check_memory(compiled, [device for device in devices if device in self.at_hand])
+        return compiled
 
     def over_agents(
         self, f: Callable[..., Array], name: str = ""
@@ -318,6 +323,20 @@ class Placement:
         if self.by_agents and self.num_processes > 1:
             return jax.tree.map(first_on_host, tree)
         return self.join_shared(tree)
+
+
+def check_memory(program: jax.stages.Compiled, devices: Sequence[jax.Device]) -> None:
+    """Raise a `RunError` if a program cannot run because the memory of these devices, each of which
+    runs a part of it, is not enough. XLA knows before."""
+    stats = program.memory_analysis()
+    if stats is None:
+        return
+    held = stats.argument_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
+    needed, free = len(devices) * (held + stats.temp_size_in_bytes), free_memory(devices)
+    if needed > free:
+        raise RunError(
+            f"this takes {decimal(needed)} of memory, but {decimal(free)} is free; {TAKE_LESS}"
+        )
 
 
 def on_host(x: Array | np.ndarray) -> np.ndarray:
