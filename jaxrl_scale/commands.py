@@ -44,6 +44,9 @@ def run(
     """
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
+    for stream in ("stdout", "stderr"):
+        if getattr(sys, stream) is None:  # closed by whoever started the command
+            setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115  until it ends
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if isinstance(sys.stdout, io.TextIOWrapper):  # a path with an é, where output is ASCII

@@ -73,6 +73,15 @@ def test_what_the_output_cannot_show_is_escaped():
     assert (done.stdout, done.stderr) == (b"\\xe9\nNone\n", b"")
 
 
+def test_a_command_runs_where_standard_output_is_closed():
+    script = (
+        "import sys; from jaxrl_scale import commands; "
+        "commands.run(lambda _: print(sys.stdout.isatty(), file=sys.stderr), [])"
+    )
+    command = f"{sys.executable} -c '{script}' >&-"
+    assert subprocess.run(command, shell=True, stderr=subprocess.PIPE).stderr == b"False\n"
+
+
 OF_TWO = ("--coordinator=localhost", "--num_processes=2")
 
 
