@@ -184,3 +184,11 @@ def test_what_the_recipes_take_installs_and_trains_without_the_network(tmp_path)
     for argv, where in ((shlex.split(command), there), (train, work)):
         subprocess.run([*alone, *argv], cwd=where, env=bare, check=True, timeout=900)
     assert '"done"' in (work / "run" / "summary.json").read_text()
+
+
+def test_type_checkers_and_editors_find_the_editable_install(tmp_path):
+    """They follow a path, but no import hook."""
+    script = "import sys; print(*sys.path, sep='\\n')"
+    command = [sys.executable, "-I", "-c", script]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert str(ROOT) in done.stdout.splitlines()
