@@ -348,11 +348,13 @@ def test_the_learning_rate_is_that_of_the_schedule(name):
 
 @pytest.mark.parametrize("wrong", [np.float64(0), np.bool_(True), np.zeros(2, np.float32)])
 def test_a_metric_that_is_no_scalar_of_float32_or_int32_is_an_error(wrong):
-    columns = {"good": np.zeros(3, np.float32), "count": np.zeros(3, np.int32)}
-    packed = run_state.unpack(jax.device_get(jax.vmap(run_state.pack)(columns)))
-    assert {name: x.dtype for name, x in packed.items()} == {
-        name: x.dtype for name, x in columns.items()
-    }
+    columns = {"good": np.zeros((3, 2), np.float32), "count": np.ones((3, 2), np.int32)}
+    packed = jax.device_get(jax.vmap(jax.vmap(run_state.pack))(columns))
+    rows = run_state.unpack(packed, 2)
+    assert len(rows) == 2
+    for k, row in enumerate(rows):
+        for name, x in columns.items():
+            np.testing.assert_array_equal(row[name], x[:, k], strict=True)
     with pytest.raises(TypeError, match=r"metric 'wrong' .* should be a scalar of dtype float32"):
         run_state.pack({"good": np.float32(0), "wrong": wrong})
 

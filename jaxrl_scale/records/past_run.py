@@ -199,8 +199,11 @@ def read_summary(path: Path, num_agents: int) -> Summary:
 
 def finished(path: Path, until: int | None = None) -> bool:
     """Whether the run of a directory came to its end, or to iteration ``until``; one whose agents
-    all failed came to its end, too."""
-    summary = read_object(path / "summary.json")
+    all failed came to its end, too, and one whose summary is damaged did not."""
+    try:
+        summary = read_object(path / "summary.json")
+    except RunError:
+        return False
     there = until is not None and summary.get("iterations", 0) >= until
     return there or summary.get("status") in ("done", "failed")
 
