@@ -151,6 +151,7 @@ sys.exit(accident)
 def ranks(tmp_path, world):
     """``ranks.sh`` on hosts that are none, with a stand-in for the training."""
     (tmp_path / "program" / "jaxrl_scale").mkdir(parents=True)
+    (tmp_path / "program" / "jaxrl_scale" / "__init__.py").touch()
     (tmp_path / "program" / "jaxrl_scale" / "train.py").write_text(STAND_IN)
     remote_shell = tmp_path / "remote shell"
     remote_shell.write_text('#!/bin/sh\nexec sh -c "$2"\n')
