@@ -4,6 +4,7 @@ import dataclasses
 import os
 import shutil
 import time
+from types import SimpleNamespace
 
 import jax
 import numpy as np
