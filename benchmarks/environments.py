@@ -15,12 +15,13 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from throughput import child
 
 LENGTH = 128  # steps in one call
 Player = tuple[Callable[[Any], Any], Callable[[Any, Any], tuple[Any, Any]], int]
@@ -91,14 +92,6 @@ def measure(side: str, name: str, num_envs: int, seconds: float) -> float:
     return steps / (time.perf_counter() - start)
 
 
-def child(python: str, *args: str) -> float:
-    command = [python, str(Path(__file__).resolve()), "--side", *args]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
-    return float(json.loads(done.stdout.strip().splitlines()[-1]))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gymnax-python", help="interpreter of the environment that has gymnax")
@@ -109,17 +102,21 @@ def main() -> None:
     args = parser.parse_args()
     if args.side:
         side, name, num_envs = args.side
-        print(json.dumps(measure(side, name, int(num_envs), args.seconds)))
+        speed = measure(side, name, int(num_envs), args.seconds)
+        print(json.dumps({"steps_per_second": speed}))
         return
-    common = ["--seconds", str(args.seconds)]
+
+    def turn(python: str, side: str, name: str, num_envs: int) -> float:
+        asked = ["--side", side, name, str(num_envs), "--seconds", str(args.seconds)]
+        return child(python, Path(__file__).resolve(), *asked)["steps_per_second"]
+
     for name in ("CartPole-v1", "Acrobot-v1"):
         for num_envs in args.num_envs:
             here, there = [], []
             for _ in range(args.rounds):
-                here.append(child(sys.executable, "ours", name, str(num_envs), *common))
+                here.append(turn(sys.executable, "ours", name, num_envs))
                 if args.gymnax_python:
-                    arguments = "gymnax", name, str(num_envs), *common
-                    there.append(child(args.gymnax_python, *arguments))
+                    there.append(turn(args.gymnax_python, "gymnax", name, num_envs))
             line = f"{name:12} {num_envs:6,} environments: ours {statistics.median(here):12,.0f}"
             if there:
                 pairs = [a / b for a, b in zip(here, there, strict=True)]

@@ -12,13 +12,12 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from throughput import ENVS, make_config
+from throughput import ENVS, child, make_config
 
 ITERATIONS = {"b": 400, "c": 200}
 LOG_EVERY = 10
@@ -65,14 +64,6 @@ def whole(env: str, name: str) -> float:
     return times[iterations // LOG_EVERY - 1] - times[0]
 
 
-def child(kind: str, env: str, name: str) -> float:
-    command = [sys.executable, __file__, "--only", kind, env, name]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
-    return float(json.loads(done.stdout.strip().splitlines()[-1]))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3, help="turns of each")
@@ -80,12 +71,17 @@ def main() -> None:
     args = parser.parse_args()
     if args.only:
         kind, env, name = args.only
-        print(json.dumps({"bare": bare, "whole": whole}[kind](env, name)))
+        print(json.dumps({"seconds": {"bare": bare, "whole": whole}[kind](env, name)}))
         return
+
+    def turn(kind: str, env: str, name: str) -> float:
+        asked = ["--only", kind, env, name]
+        return child(sys.executable, Path(__file__).resolve(), *asked)["seconds"]
+
     for name in ITERATIONS:
         for env in ENVS:
             pairs = [
-                (child("bare", env, name), child("whole", env, name)) for _ in range(args.rounds)
+                (turn("bare", env, name), turn("whole", env, name)) for _ in range(args.rounds)
             ]
             ratios = [b / a for a, b in pairs]
             a, b = (statistics.median(x) for x in zip(*pairs, strict=True))
