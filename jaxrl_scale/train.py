@@ -219,7 +219,7 @@ def loop(
 
         def undisturbed() -> int:
             """Iterations until something is due."""
-            return min(last - iteration, *(every - iteration % every for every in often))
+            return min([last - iteration, *(every - iteration % every for every in often)])
 
         def save() -> None:
             log.sync()

@@ -51,4 +51,4 @@ def test_a_program_that_needs_more_memory_than_there_is_is_not_run():
     rows = jax.ShapeDtypeStruct((1_000_000, 2), np.float32)
     program = jax.jit(lambda x: x @ x.T).lower(rows).compile()
     with pytest.raises(RunError, match=r"this takes 4\.0 TB of memory, but .* is free; smaller"):
-        placement.check_memory(program, jax.local_devices()[:1])
+        placement.check_program(program, jax.local_devices()[:1])

@@ -181,7 +181,7 @@ class Placement:
         else:
             shapes = jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", args)
             compiled = self.find((name, str(shapes), str(options)), devices, compile)
-        check_memory(compiled, [device for device in devices if device in self.at_hand])
+        check_program(compiled, [device for device in devices if device in self.at_hand])
         return compiled
 
     def over_agents(
@@ -325,7 +325,7 @@ class Placement:
         return self.join_shared(tree)
 
 
-def check_memory(program: jax.stages.Compiled, devices: Sequence[jax.Device]) -> None:
+def check_program(program: jax.stages.Compiled, devices: Sequence[jax.Device]) -> None:
     """Raise a `RunError` if a program cannot run because the memory of these devices, each of which
     runs a part of it, is not enough. XLA knows before."""
     stats = program.memory_analysis()
