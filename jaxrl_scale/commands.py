@@ -47,13 +47,11 @@ def run(
     for stream in ("stdout", "stderr"):
         if getattr(sys, stream) is None:  # closed by whoever started the command
             setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115  until it ends
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     if isinstance(sys.stdout, io.TextIOWrapper):  # a path with an é, where output is ASCII
         sys.stdout.reconfigure(errors="backslashreplace")
     ctrl_c = _CtrlC(interrupted)
     try:
-        with interrupts.answered(ctrl_c.arrived):
+        with ctrl_c.handled(), interrupts.answered(ctrl_c.arrived):
             return command(list(sys.argv[1:] if argv is None else argv))
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -81,6 +79,29 @@ class _CtrlC:
     def __init__(self, told: str):
         self.over = threading.Event()  # the command has ended
         self._told, self._times, self._telling = told, 0, threading.Lock()
+        self._raised = False
+
+    @contextmanager
+    def handled(self) -> Iterator[None]:
+        """While the block runs, SIGINT raises KeyboardInterrupt, but where the process ignores it
+        and in any other than the main thread. It is raised once: a second one would come out of
+        the code that answers the first."""
+        before = signal.getsignal(signal.SIGINT)
+        ours = before in (signal.SIG_DFL, signal.default_int_handler)
+        if not ours or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        signal.signal(signal.SIGINT, self._raise_once)
+        try:
+            yield
+        finally:
+            if not self._raised:  # otherwise the process is about to end
+                signal.signal(signal.SIGINT, before)
+
+    def _raise_once(self, number: int, frame: object) -> None:
+        if not self._raised:
+            self._raised = True
+            raise KeyboardInterrupt
 
     def tell(self) -> None:
         """Print the line, once."""
@@ -93,7 +114,7 @@ class _CtrlC:
         """Answer a SIGINT. Where a handler stands, as while a run trains, the first one is a
         request, which the handler's owner answers."""
         self._times += 1
-        if self._times > 1 or signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        if self._times > 1 or signal.getsignal(signal.SIGINT) == self._raise_once:
             self.tell()
         # The main thread has a second to end in good order, which it cannot while XLA computes.
         if self._times > 1 and not self.over.wait(1):

@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -12,7 +13,9 @@ from jaxrl_scale.config import Config
 from jaxrl_scale.records.terminal import Terminal
 
 FOR_EVER = """
+import atexit
 import sys
+import time
 
 import jax
 
@@ -33,7 +36,13 @@ def asked_first(argv):
         return command(argv)
 
 
-sys.exit(commands.run({"command": command, "asked_first": asked_first}[sys.argv[1]], []))
+def slow_to_end(argv):
+    atexit.register(time.sleep, 0.5)
+    print("begun", flush=True)
+    time.sleep(60)
+
+
+sys.exit(commands.run(globals()[sys.argv[1]], []))
 """
 
 ASKED = "Ctrl-C: the run stops after this iteration and is saved; Ctrl-C again ends it at once\n"
@@ -41,7 +50,11 @@ ASKED = "Ctrl-C: the run stops after this iteration and is saved; Ctrl-C again e
 
 @pytest.mark.parametrize(
     ("name", "first", "second"),
-    [("command", "interrupted\n", ""), ("asked_first", ASKED, "interrupted\n")],
+    [
+        ("command", "interrupted\n", ""),
+        ("asked_first", ASKED, "interrupted\n"),
+        ("slow_to_end", "interrupted\n", ""),
+    ],
 )
 def test_each_ctrl_c_is_answered_at_once_and_the_second_ends_the_process(name, first, second):
     command = [sys.executable, "-c", FOR_EVER, name]
@@ -52,6 +65,7 @@ def test_each_ctrl_c_is_answered_at_once_and_the_second_ends_the_process(name, f
             process.send_signal(signal.SIGINT)
             assert process.stderr.readline() == first
             assert process.poll() is None, "XLA computes for ever"
+            time.sleep(0.2)  # it may have begun to end
             process.send_signal(signal.SIGINT)
             _, err = process.communicate(timeout=60)
         finally:
