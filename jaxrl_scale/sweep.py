@@ -170,12 +170,15 @@ def write_results(
     ranges: Sequence[Range],
     trained: Trained,
     ranks: Sequence[Ranked],
+    finalists: Sequence[Ranked],
     fresh: Sequence[Outcome],
     every: int = 0,
 ) -> None:
     """The tables, the picture and the winner's config; prints what a person wants to know.
 
     Args:
+      ranks: of all settings, by the search.
+      finalists: the best of them, as other seeds rank them; the first of them is the best.
       fresh: of the starting config, setting 0, and of the best, 1.
       every: iterations between the changes of a population.
     """
@@ -183,8 +186,9 @@ def write_results(
     from jaxrl_scale.search.page import page
 
     found, settings, histories = trained
-    history = histories[ranks[0].setting]
-    best, (start, winner) = settings[ranks[0].setting], _compared(fresh)
+    final, place = finalists[0], [one.setting for one in ranks].index(finalists[0].setting)
+    searched, history = ranks[place], histories[final.setting]
+    best, (start, winner) = settings[final.setting], _compared(fresh)
     told = statistics.difference(winner, start)
     gained, ci95 = told["difference"], told["difference_ci95"]
     count = len({one.seed for one in fresh})
@@ -203,23 +207,26 @@ def write_results(
             if every
             else ""
         ),
-        f"Its return in the sweep: {number(ranks[0].iqm)} (IQM over {len(ranks[0].scores)} "
-        f"seed{'s' * (len(ranks[0].scores) > 1)}).",
+        f"Its return in the search: {number(searched.iqm)} ({_seeds(searched)}), rank {place + 1}.",
+        *_finals(finalists),
         f"On {count} fresh seeds: {ours}, and {theirs} with the starting config; {verdict}.",
     ]
     text = "\n\n".join(["Found by a sweep of jaxrl_scale.", *lines])
     config = command_line.with_options(base, best).replace(run_dir=None)
     schedule = {"schedule.csv": results.schedule_table(history, every)} if every else {}
     with commands.working("drawing the results"):
-        picture = plots.draw(ranges, settings, ranks, fresh)
+        picture = plots.draw(ranges, settings, ranks, final.setting, fresh)
         files_of_sweep: dict[str, bytes | None] = {
             **schedule,
             "agents.csv": results.agents_table(found, settings),
             "agents.parquet": results.agents_parquet(found, settings),
             "settings.csv": results.settings_table(ranks, settings),
+            "finalists.csv": results.settings_table(finalists, settings),
             "curves.csv": results.curves_table(found),
             "sweep.png": picture,
-            "sweep.html": page(lines, base, ranges, settings, found, ranks, picture).encode(),
+            "sweep.html": page(
+                lines, base, ranges, settings, found, ranks, final.setting, picture
+            ).encode(),
             "best.py": files.to_python(config, text).encode(),
         }
     for name, data in files_of_sweep.items():
@@ -229,6 +236,24 @@ def write_results(
     with commands.working("handing the sweep to wandb"):
         wandb_group.log(folder, base, settings, found, ranks)
     print("\n".join(lines))
+
+
+def _finals(finalists: Sequence[Ranked]) -> list[str]:
+    """What is said of them."""
+    first, *others = finalists
+    if not others:
+        return []
+    theirs = ", ".join(number(one.iqm) for one in others)
+    return [
+        f"Of the {len(finalists)} best there it is the best with other seeds: {number(first.iqm)} "
+        f"({_seeds(first)}), worst seed {number(min(first.scores, default=None))}; the others have "
+        f"{theirs}."
+    ]
+
+
+def _seeds(one: Ranked) -> str:
+    count = len(one.scores)
+    return f"IQM over {count} seed{'s' * (count > 1)}"
 
 
 def _compared(fresh: Sequence[Outcome]) -> list[Any]:
@@ -269,9 +294,12 @@ srun -N4 python -m jaxrl_scale.sweep ...; its folder has to be one that all of t
 All other options are those of python -m jaxrl_scale.train. Agents that differ only in numbers train
 side by side in one program; whatever changes shapes or code is a program of its own. The folder
 then holds sweep.html for people, its tables agents.csv (with the extra "search" also
-agents.parquet, learning curves included), settings.csv (the best first) and curves.csv, its picture
-sweep.png, and best.py, the config of the best setting, which was trained again beside the starting
-config, with fresh seeds.
+agents.parquet, learning curves included), settings.csv (the best first), finalists.csv and
+curves.csv, its picture sweep.png, and best.py, the config of the best setting.
+
+Who is the first of many has been lucky, too. So the best --finalists=4 settings are trained again,
+with other seeds, which say which of them is the best; and this one is trained beside the starting
+config with seeds that are fresh again, which say whether it holds up.
 Of a population, best.py has what the best agent ended with. The same command continues what was
 interrupted.
 """
@@ -304,7 +332,21 @@ def _parser() -> commands.Parser:
     )
     add("batch", "N", "settings of a batch of --draw=tpe [an eighth of all]", type=whole())
     add("draw_seed", "N", "seed of the draws [0]", type=whole(0), default=0)
-    add("fresh_seeds", "N", "seeds on which the best is tried again [16]", type=whole(), default=16)
+    add(
+        "finalists",
+        "N",
+        "how many of the best settings are trained with other seeds, as many as --fresh_seeds, "
+        "which say which is the best; 1: the first of the search is [4]",
+        type=whole(),
+        default=4,
+    )
+    add(
+        "fresh_seeds",
+        "N",
+        "seeds with which the best is trained beside the starting config [16]",
+        type=whole(),
+        default=16,
+    )
     rung = (
         "how often settings are compared and only the best of them go on (successive halving) [0]"
     )
@@ -386,6 +428,7 @@ def _begun(asked: Asked) -> list[list[int]]:
     config = {name: value for name, value in config.items() if not name.startswith("wandb")}
     sweep = {"config": config, "settings": asked.settings, "seeds": list(asked.plan.seeds)}
     sweep |= {name: getattr(args, name) for name in ("rungs", "factor", "perturb_every")}
+    sweep |= {name: getattr(args, name) for name in ("finalists", "fresh_seeds")}
     if args.draw == "tpe":
         sweep |= {"draw_seed": args.draw_seed, "ranges": [str(each) for each in asked.ranges]}
         sweep |= {"agents": args.agents}
@@ -420,9 +463,9 @@ def _lead(asked: Asked, parts: list[list[int]], hosts: Hosts) -> int:
 
 def _search(
     asked: Asked, parts: list[list[int]], train: TrainAll
-) -> tuple[Trained, list[Ranked], list[Outcome]] | None:
-    """Train all settings, and the best with fresh seeds beside the starting config; None where a
-    signal stopped it."""
+) -> tuple[Trained, list[Ranked], list[Ranked], list[Outcome]] | None:
+    """Train all settings, the best of them with other seeds, and the best of these with fresh seeds
+    beside the starting config; None where a signal stopped it."""
     args, base, ranges, settings, plan = asked
     count = args.agents // args.seeds if args.draw == "tpe" else len(settings)
     print(
@@ -444,10 +487,45 @@ def _search(
     if trained is None:
         return None
     ranks = results.ranked(trained.found)
-    best = ranks[0].setting
+    finalists = _finalists(args, base, trained, ranks, train)
+    if finalists is None:
+        return None
+    best = finalists[0].setting
     print(f"the best, {shown(trained.settings[best])}, and the starting config with fresh seeds")
     fresh = _on_fresh_seeds(args, base, trained, best, train)
-    return None if fresh is None else (trained, ranks, fresh)
+    return None if fresh is None else (trained, ranks, finalists, fresh)
+
+
+def _finalists(
+    args: argparse.Namespace,
+    base: Config,
+    trained: Trained,
+    ranks: Sequence[Ranked],
+    train: TrainAll,
+) -> list[Ranked] | None:
+    """The best settings of those that were trained to the end, ranked by seeds that the search has
+    not seen: who is the first of many has been lucky, too. None where a signal stopped an agent.
+    """
+    last = [one for one in ranks if one.rung == ranks[0].rung][: args.finalists]
+    if len(last) == 1:
+        return last
+    found: list[Outcome] = []
+    for k, one in enumerate(last, 1):
+        print(f"finalist {k} of {len(last)}: {shown(trained.settings[one.setting])}", flush=True)
+        history, seeds = trained.histories[one.setting], _unused(args, trained, 0)
+        outcomes = train_history(
+            base, history, args.perturb_every, f"finalist{k}", seeds, args.run_dir, train
+        )
+        if outcomes is None:
+            return None
+        found += [each._replace(setting=one.setting, rung=one.rung) for each in outcomes]
+    return results.ranked(found)
+
+
+def _unused(args: argparse.Namespace, trained: Trained, block: int) -> range:
+    """Seeds that the search has not seen, those of the finalists (0) or the fresh ones (1)."""
+    first = max(one.seed for one in trained.found) + 1 + block * args.fresh_seeds
+    return range(first, first + args.fresh_seeds)
 
 
 def _on_fresh_seeds(
@@ -455,9 +533,8 @@ def _on_fresh_seeds(
 ) -> list[Outcome] | None:
     """The outcomes of the starting config, setting 0, and of the best, 1, with seeds that nothing
     was trained with; None where a signal stopped an agent."""
-    first = max(one.seed for one in trained.found) + 1
-    unused = range(first, first + args.fresh_seeds)
     fresh: list[Outcome] = []
+    unused = _unused(args, trained, 1 if args.finalists > 1 else 0)
     histories: list[list[Setting]] = [[{}], trained.histories[best]]
     for k, (name, history) in enumerate(
         zip(("the starting config", "the best"), histories, strict=True)

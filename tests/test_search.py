@@ -382,7 +382,7 @@ def test_the_best_setting_is_judged_on_fresh_seeds(tmp_path, capsys, ours, said)
     ]
     ranks = results.ranked(found)
     trained = Trained(found, settings, [[setting] for setting in settings])
-    sweep.write_results(tmp_path, base, ranges, trained, ranks, fresh)
+    sweep.write_results(tmp_path, base, ranges, trained, ranks, ranks[:1], fresh)
     out = capsys.readouterr().out
     assert said in out
     assert "The best of 2 settings: --algo.learning_rate=0.002\n" in out
@@ -488,7 +488,7 @@ def command(world):
 
     def arguments(folder, **changes):
         own = {"agents": 8, "seeds": 2, "chunk": 5, "fresh_seeds": 4, "run_dir": folder}
-        own |= {"rungs": 1, "factor": 2}
+        own |= {"rungs": 1, "factor": 2, "finalists": 2}
         own |= {"compilation_cache": world.cache}
         return options(SMALL_A2C | RANGES | own | changes)
 
@@ -543,14 +543,35 @@ def test_an_agent_of_a_sweep_is_the_run_of_its_setting_and_seed(world, searched)
             )
     assert "rung 1 of 1: 2 of 4 settings go on\n" in done.out
     assert done.out.count("saved at iteration 3 of 6\n") == 2
-    assert done.out.count(" is done\n") == 3  # those that went on, both configs with fresh seeds
+    assert done.out.count(" is done\n") == 5  # those that went on, finalists, both on fresh seeds
     ranks = table(folder / "settings.csv")
     assert [row["rung"] for row in ranks] == ["1", "1", "0", "0"]
     late = [np.mean([float(x["return"]) for x in at_rung(curves, row["setting"])]) for row in ranks]
     assert min(late[:2]) >= max(late[2:])
-    assert f"--algo.learning_rate={ranks[0]['algo.learning_rate']} " in done.out
-    assert files.read_file(folder / "best.py").algo.gamma == float(ranks[0]["algo.gamma"])
-    assert (folder / "fresh1" / "summary.json").exists()
+
+
+def test_other_seeds_say_which_finalist_is_the_best(searched):
+    folder, done = searched
+    ranks, finalists = table(folder / "settings.csv"), table(folder / "finalists.csv")
+    assert {row["setting"] for row in finalists} == {row["setting"] for row in ranks[:2]}
+    for row in finalists:
+        (k,) = (k for k in (1, 2) if ranks[k - 1]["setting"] == row["setting"])
+        config = files.read_json(folder / f"finalist{k}" / "config.json")
+        assert config.algo.learning_rate == float(row["algo.learning_rate"])
+        evaluation = summary(folder / f"finalist{k}")["evaluation"]
+        assert (config.seed, len(evaluation["per_agent"])) == (2, 4)
+        assert evaluation["iqm"] == float(row["iqm"])
+    assert float(finalists[0]["iqm"]) >= float(finalists[1]["iqm"])
+    assert (
+        f"The best of 4 settings: --algo.learning_rate={finalists[0]['algo.learning_rate']} "
+        in (done.out)
+    )
+    best = files.read_file(folder / "best.py")
+    for config in (best, files.read_json(folder / "fresh1" / "config.json")):
+        assert config.algo.gamma == float(finalists[0]["algo.gamma"])
+        assert config.algo.learning_rate == float(finalists[0]["algo.learning_rate"])
+    for k in (0, 1):
+        assert files.read_json(folder / f"fresh{k}" / "config.json").seed == 2 + 4
 
 
 def at_rung(curves, setting):
@@ -651,6 +672,7 @@ def test_batches_of_a_model_that_were_killed_go_on_with_the_same_settings(world,
 
 
 POPULATION = {"agents": 4, "seeds": 1, "chunk": 4, "rungs": 0, "perturb_every": 2, "fresh_seeds": 3}
+POPULATION |= {"finalists": 1}
 """The worst of four agents goes on from the best after two and after four of six iterations. Two
 processes share the agents, and the shards of those with fresh seeds."""
 

@@ -25,6 +25,7 @@ def page(
     settings: Sequence[Setting],
     found: Sequence[Outcome],
     ranks: Sequence[Ranked],
+    best: int,
     marginals: bytes,
 ) -> str:
     """The HTML text.
@@ -32,10 +33,10 @@ def page(
     Args:
       lines: what the sweep says of its best setting.
       base: the starting config.
+      best: the setting that is written as a config.
       marginals: the picture of `plots.draw`.
     """
     seeds, options = len({one.seed for one in found}), flatten(base)
-    best = settings[ranks[0].setting]
     return render(
         "sweep.html",
         title=f"A search of {len(settings)} settings",
@@ -43,7 +44,7 @@ def page(
         f"{seeds} seed{'s' * (seeds > 1)}",
         lines=lines,
         marginals=marginals,
-        together=plots.parallel(ranges, settings, ranks),
+        together=plots.parallel(ranges, settings, ranks, best),
         curves=plots.curves(found, ranks),
         heads=["Rank", *settings[0], "Return", "Worst seed", "Failed"],
         rows=[
@@ -52,7 +53,7 @@ def page(
         ],
         changes=[
             [name, _brief(options[name]), _brief(value)]
-            for name, value in best.items()
+            for name, value in settings[best].items()
             if options[name] != value
         ],
     )

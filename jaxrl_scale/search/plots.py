@@ -21,10 +21,12 @@ def draw(
     ranges: Sequence[Range],
     settings: Sequence[Setting],
     ranks: Sequence[Ranked],
+    best: int,
     fresh: Sequence[Outcome],
 ) -> bytes:
-    """A PNG with a plot for each range, and one of the learning curves on fresh seeds, of which
-    setting 0 is the starting config and setting 1 the best."""
+    """A PNG with a plot for each range, in which the setting ``best`` stands out, and one of the
+    learning curves on fresh seeds, of which setting 0 is the starting config and setting 1 the
+    best."""
     count = len(ranges) + 1
     columns = min(3, count)
     rows = -(-count // columns)
@@ -36,14 +38,20 @@ def draw(
     figure.suptitle(told, fontsize=9, color=SOFT, ha="left", x=0.02)
     axes = np.ravel(figure.subplots(rows, columns, squeeze=False))
     for ax, each in zip(axes, ranges, strict=False):
-        _marginal(ax, each, settings, ranks)
+        _marginal(ax, each, settings, ranks, best)
     _fresh_curves(axes[len(ranges)], fresh)
     for ax in axes[count:]:
         ax.set_visible(False)
     return png(figure)
 
 
-def _marginal(ax: Axes, each: Range, settings: Sequence[Setting], ranks: Sequence[Ranked]) -> None:
+def _marginal(
+    ax: Axes,
+    each: Range,
+    settings: Sequence[Setting],
+    ranks: Sequence[Ranked],
+    best: int,
+) -> None:
     """The score of every setting over one option. A line at each point is its interval."""
     known = [one for one in ranks if one.iqm is not None]
     values: list[Any] = [settings[one.setting][each.option] for one in known]
@@ -60,15 +68,17 @@ def _marginal(ax: Axes, each: Range, settings: Sequence[Setting], ranks: Sequenc
     ci95 = np.array([one.ci95 for one in known])
     ax.vlines(values, *ci95.T, color=COLORS[0], alpha=0.25 * strong)
     ax.scatter(values, score, s=12, color=COLORS[0], alpha=0.8 * strong)
-    ax.scatter(values[:1], score[:1], s=60, color=COLORS[1], zorder=3)
+    chosen = [k for k, one in enumerate(known) if one.setting == best]
+    at = [values[k] for k in chosen], [score[k] for k in chosen]
+    ax.scatter(*at, s=60, color=COLORS[1], zorder=3)
     dress(ax, each.option, "", "return, IQM over seeds")
 
 
 def parallel(
-    ranges: Sequence[Range], settings: Sequence[Setting], ranks: Sequence[Ranked]
+    ranges: Sequence[Range], settings: Sequence[Setting], ranks: Sequence[Ranked], best: int
 ) -> bytes:
     """A PNG with an axis for each range and one for the score, and a line for each setting that was
-    trained to the end."""
+    trained to the end, the ``best`` a thick one."""
     from matplotlib import colormaps
 
     known = [one for one in ranks if one.iqm is not None and one.rung == ranks[0].rung]
@@ -76,9 +86,9 @@ def parallel(
     low, high = min(scores, default=0.0), max(scores, default=1.0)
     figure = new_figure(max(6.0, 2.1 * (len(ranges) + 1)), 4.2)
     ax = figure.subplots()
-    for one in reversed(known):  # the best last, on top
+    for one in reversed(sorted(known, key=lambda one: one.setting != best)):  # the best on top
         height = 0.5 if high == low else (one.iqm - low) / (high - low)
-        setting, is_best = settings[one.setting], one is known[0]
+        setting, is_best = settings[one.setting], one.setting == best
         ax.plot(
             range(len(ranges) + 1),
             [*(each.part(setting[each.option]) for each in ranges), height],
