@@ -86,7 +86,7 @@ def parallel(
     low, high = min(scores, default=0.0), max(scores, default=1.0)
     figure = new_figure(max(6.0, 2.1 * (len(ranges) + 1)), 4.2)
     ax = figure.subplots()
-    for one in reversed(sorted(known, key=lambda one: one.setting != best)):  # the best on top
+    for one in reversed(known):
         height = 0.5 if high == low else (one.iqm - low) / (high - low)
         setting, is_best = settings[one.setting], one.setting == best
         ax.plot(
@@ -95,6 +95,7 @@ def parallel(
             color=COLORS[1] if is_best else colormaps["viridis"](height),
             linewidth=3 if is_best else 1,
             alpha=1 if is_best else 0.5,
+            zorder=3 if is_best else 2,
         )
     ticks = [*map(_ticks, ranges), [(0.0, f"{low:.4g}"), (1.0, f"{high:.4g}")]]
     box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 1}
