@@ -3,10 +3,10 @@
     python benchmarks/search_configs.py cartpole dqn_acrobot ...
 
 Settings are drawn evenly (Sobol points) around those of the config, 2 seeds each; one in three is
-trained to the end (halving). The best setting and the config are then trained on 16 fresh seeds. A
-table of each search is written to ``benchmarks/tables/``: the settings that were trained to the
-end, the best first, below the two on the fresh seeds. What is in ``--folder`` already is not run
-again.
+trained to the end (halving). Eight other seeds decide between the best two, and eight fresh ones
+compare the best with the config. A table of each search is written to ``benchmarks/tables/``: the
+settings that were trained to the end, the best of the search first, then the best and the config
+on the fresh seeds. What is in ``--folder`` already is not run again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_scale.config.files import read_file
+from jaxrl_scale.config.files import flatten, read_file
 from jaxrl_scale.records.past_run import read_object
 from jaxrl_scale.records.statistics import score
 
@@ -72,35 +72,39 @@ def fresh(folder: Path, which: int) -> np.ndarray:
 
 
 def write_table(folder: Path, name: str) -> None:
-    """Those settings that were trained to the end, and what the fresh seeds have."""
-    settings = [row for row in rows(folder / "settings.csv") if row["iqm"]]
-    columns = [key for key in settings[0] if key.startswith("algo.")]
+    """Those settings that were trained to the end, and the best and the config on fresh seeds."""
+    settings = [row for row in rows(folder / "settings.csv") if row["rung"] == "1"]
+    best, *_ = rows(folder / "finalists.csv")
+    columns = [key for key in best if key.startswith("algo.")]
+    config = flatten(read_file(f"configs/{name}.py"))
     with (TABLES / f"{name}.csv").open("w", newline="") as file:
-        table = csv.writer(file)
-        table.writerow(["", *columns, "iqm"])
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(["seeds", *columns, "iqm", "worst_seed"])
         for row in settings:
-            table.writerow(["", *(f"{float(row[key]):.4g}" for key in columns), row["iqm"]])
-        for which, label in enumerate(("config, fresh seeds", "best, fresh seeds")):
+            numbers = [f"{float(row[key]):.4g}" for key in (*columns, "iqm", "worst_seed")]
+            table.writerow(["searched", *numbers])
+        for label, which, of in (("fresh, best", 1, best), ("fresh, config", 0, config)):
             returns = fresh(folder, which)
-            worst = f"{score(returns):.1f} (worst of {len(returns)}: {returns.min():.1f})"
-            table.writerow([label, *[""] * len(columns), worst])
-            print(f"{name}: {label}: {worst}", flush=True)
+            scores = [f"{score(returns):.4g}", f"{returns.min():.4g}"]
+            table.writerow([label, *(f"{float(of[key]):.4g}" for key in columns), *scores])
+            print(f"{name}: {label}: IQM {scores[0]}, worst seed {scores[1]}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("configs", nargs="+", metavar="NAME", help="of configs/NAME.py")
     parser.add_argument("--folder", type=Path, default=Path("runs/search_configs"))
-    parser.add_argument("--agents", type=int, default=64)
-    parser.add_argument("--fresh_seeds", type=int, default=16)
+    parser.add_argument("--agents", type=int, default=32)
+    parser.add_argument("--fresh_seeds", type=int, default=8)
     args = parser.parse_args()
     TABLES.mkdir(exist_ok=True)
     for name in args.configs:
         path, folder = f"configs/{name}.py", args.folder / name
         if not (folder / "best.py").exists():
             command = [sys.executable, "-m", "jaxrl_scale.sweep", f"--config={path}"]
-            command += [f"--agents={args.agents}", "--seeds=2", "--rungs=1", "--eval_episodes=32"]
-            command += [f"--fresh_seeds={args.fresh_seeds}", f"--run_dir={folder}"]
+            command += [f"--agents={args.agents}", "--seeds=2", "--rungs=1", "--finalists=2"]
+            command += [f"--fresh_seeds={args.fresh_seeds}", "--eval_episodes=64"]
+            command += [f"--run_dir={folder}"]
             command += [f"--algo.{k}={v}" for k, v in ranges(read_file(path).algo).items()]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         write_table(folder, name)
