@@ -357,8 +357,8 @@ def test_who_has_ended_no_episode_counts_as_the_worst_and_has_no_score_in_a_tabl
     assert ranks[3].ci95 == (None, None)
     found.append(found[0]._replace(setting=0, seed=2, rung=1))
     rows = results.agents_table(found, [{"x": k} for k in range(5)]).decode().splitlines()
-    assert rows[3] == "1,0,1,0.0,,,chunk0,0"
-    assert rows[4] == "1,1,1,0.0,9.0,,chunk0,0"
+    assert rows[3] == "1,0,1,0.0,,,,,chunk0,0"
+    assert rows[4] == "1,1,1,0.0,9.0,,,,chunk0,0"
 
 
 @pytest.mark.parametrize(
@@ -525,7 +525,9 @@ def test_an_agent_of_a_sweep_is_the_run_of_its_setting_and_seed(world, searched)
     (_, single), (_, several) = state(world.folder / "one"), state(folder / row["run"])
     agent = int(row["agent"])
     assert all((x[0] == several[name][agent]).all() for name, x in single.items())
-    assert summary(world.folder / "one")["evaluation"]["mean"] == float(row["eval_return"])
+    evaluation = summary(world.folder / "one")["evaluation"]
+    assert evaluation["mean"] == float(row["eval_return"])
+    assert evaluation["ci95"] == [float(row["eval_ci95_low"]), float(row["eval_ci95_high"])]
 
     settings = json.loads((folder / "sweep.json").read_text())["settings"]
     assert len({row["algo.learning_rate"] for row in agents}) == 4

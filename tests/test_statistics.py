@@ -97,6 +97,7 @@ def test_of_one_agent_the_sample_is_its_episodes():
     middle = np.sort(returns[0])[100:300]
     assert result["iqm"] == pytest.approx(middle.mean())
     assert (result["episodes"], result["per_agent"]) == (400, [pytest.approx(returns.mean())])
+    assert result["per_agent_ci95"] == [result["ci95"]]
     assert statistics.summarize(returns) == result, "the bootstrap repeats itself"
 
 
@@ -108,6 +109,7 @@ def test_of_several_agents_the_sample_is_their_means():
     assert result["mean"] == agents.mean()
     assert result["iqm"] == 12.5  # of the middle four; the outliers do not count
     assert result["ci95"] == statistics.interval(agents)
+    assert result["per_agent_ci95"][1] == statistics.summarize(returns[1:2])["ci95"]
     low, high = result["ci95"]
     assert 0 <= low < 12.5 < high <= 1000
 
@@ -120,6 +122,8 @@ def test_an_agent_that_failed_is_left_out_and_harms_no_statistic():
     left_out = [score is None for score in result.pop("per_agent")]
     assert left_out == [True, False, False, True, False, False]
     whole = statistics.summarize(good)
+    left_out_too = [x == (None, None) for x in result.pop("per_agent_ci95")]
+    assert left_out_too == left_out
     assert result == {name: whole[name] for name in result}
     nothing = statistics.summarize(returns[:1], failed=[0])
     assert (nothing["mean"], nothing["iqm"], nothing["ci95"]) == (None, None, (None, None))

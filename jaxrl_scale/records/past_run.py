@@ -152,6 +152,7 @@ def side_by_side(runs: Sequence[PastRun], path: Path) -> PastRun:
             scores = [e["per_agent"][0] if e else None for e in evaluations]
             together = statistics.summarize(np.array(scores, float)[:, None], failed)
             together["episodes"] = known["episodes"]
+            together["per_agent_ci95"] = [e["ci95"] if e else (None, None) for e in evaluations]
             summary[name], centres[metric] = together, together["iqm"]
     summary |= normalized(runs[0].config.env, centres)
     config = runs[0].config.replace(num_seeds=len(runs), run_dir=str(path))

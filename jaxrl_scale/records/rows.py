@@ -31,7 +31,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from jaxrl_scale.envs import scores
 from jaxrl_scale.errors import RunError
@@ -105,6 +105,8 @@ class Evaluation(TypedDict):
     ci95: tuple[float | None, float | None]
     episodes: int  # of each agent
     per_agent: list[float | None]  # each agent's mean return; None where it failed
+    # The 95 % interval of each agent's mean, over its episodes. Runs of earlier versions have none.
+    per_agent_ci95: NotRequired[list[tuple[float | None, float | None]] | None]
 
 
 def centre(evaluation: Evaluation) -> float | None:

@@ -93,7 +93,7 @@ def _bootstrap(sample: np.ndarray, centre: Callable[[np.ndarray], Any], seed: in
 
 
 def _mean(values: np.ndarray) -> Any:
-    return values.mean(-1)
+    return values.mean(-1, dtype=np.float64)
 
 
 def summarize(returns: np.ndarray, failed: Collection[int] = ()) -> Evaluation:
@@ -102,20 +102,22 @@ def summarize(returns: np.ndarray, failed: Collection[int] = ()) -> Evaluation:
     Of several agents the sample is their mean returns: ``iqm`` is the interquartile mean and
     ``ci95`` its interval. Of one agent the sample is its episodes, and ``ci95`` is the interval
     of their ``mean``. Agents that ``failed``, or whose returns are not finite, are left out and
-    are ``None`` in ``per_agent``.
+    are ``None`` in ``per_agent``. ``per_agent_ci95`` has the interval of each agent's mean.
     """
     per_agent = returns.mean(1, dtype=np.float64)
     out = {*failed, *map(int, np.flatnonzero(~np.isfinite(per_agent)))}
     known = counted(per_agent, out)
-    sample, centre = known, iqm
+    each = [interval(np.empty(0) if k in out else x, _mean) for k, x in enumerate(returns)]
+    sample, ci95 = known, interval(known) if len(returns) > 1 else each[0]
     if len(returns) == 1 and len(known):
-        sample, centre = returns[0].astype(np.float64), _mean
+        sample = returns[0].astype(np.float64)
     return {
         "mean": float(sample.mean()) if len(sample) else None,
         "iqm": float(iqm(sample)) if len(sample) else None,
-        "ci95": interval(sample, centre),
+        "ci95": ci95,
         "episodes": int(returns.shape[1]),
         "per_agent": [None if k in out else float(x) for k, x in enumerate(per_agent)],
+        "per_agent_ci95": each,
     }
 
 

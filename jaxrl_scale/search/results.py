@@ -30,6 +30,8 @@ class Outcome(NamedTuple):
     curve: list[tuple[float, float | None]]  # (steps of the agent, return)
     run: str  # the chunk's folder
     agent: int  # its number there
+    # Of the score, over the episodes of the final evaluation.
+    ci95: tuple[float | None, float | None] = (None, None)
 
 
 class Ranked(NamedTuple):
@@ -57,12 +59,16 @@ def outcomes(chunks: Sequence[Chunk], folder: Path, rung: int = 0) -> list[Outco
         steps = [row["env_steps"] / number for row in rows]
         returns = of_agents(rows, "return", number).T  # [P, R]
         scores = late(returns, summary["failed"])
+        intervals: list[Any] = [(None, None)] * number
         if chunk.until == chunk.config.num_iterations:
             evaluation = summary.get("evaluation")
             scores = evaluation["per_agent"] if evaluation else [None] * number
+            intervals = (evaluation and evaluation.get("per_agent_ci95")) or intervals
         for k, (setting, seed) in enumerate(chunk.named()):
             curve = list(zip(steps, plain(returns[k]), strict=True))
-            found.append(Outcome(setting, seed, rung, scores[k], curve, chunk.name, k))
+            low, high = intervals[k]
+            of_agent = setting, seed, rung, scores[k], curve, chunk.name, k, (low, high)
+            found.append(Outcome(*of_agent))
     return sorted(found, key=lambda x: (x.setting, x.seed))
 
 
@@ -149,7 +155,8 @@ def agents_parquet(found: Sequence[Outcome], settings: Sequence[Setting]) -> byt
             columns[name] = list(map(command_line.written, columns[name]))
     columns["curve_env_steps"] = [[x for x, _ in one.curve] for one in found]
     columns["curve_return"] = [[y for _, y in one.curve] for one in found]
-    kinds = {"return_when_stopped": pyarrow.float64(), "eval_return": pyarrow.float64()}
+    numbers = ("return_when_stopped", "eval_return", "eval_ci95_low", "eval_ci95_high")
+    kinds: dict[str, Any] = dict.fromkeys(numbers, pyarrow.float64())
     kinds["curve_return"] = pyarrow.list_(pyarrow.float64())
     arrays = {name: pyarrow.array(x, kinds.get(name)) for name, x in columns.items()}
     sink = pyarrow.BufferOutputStream()
@@ -167,6 +174,8 @@ def _columns(found: Sequence[Outcome], settings: Sequence[Setting]) -> dict[str,
         "env_steps": [_steps(one.curve) for one in found],
         "return_when_stopped": [None if one.rung == last else _told(one.score) for one in found],
         "eval_return": [one.score if one.rung == last else None for one in found],
+        "eval_ci95_low": [one.ci95[0] for one in found],
+        "eval_ci95_high": [one.ci95[1] for one in found],
         "run": [one.run for one in found],
         "agent": [one.agent for one in found],
     }
