@@ -26,6 +26,7 @@ from jaxrl_scale.records.statistics import score
 TARGET = -80.0
 COMMON = (
     *("--config=configs/acrobot.py", "--total_steps=300_000", "--eval_episodes=32"),
+    "--finalists=1",
     *("--algo.learning_rate=log:1e-5:1e-1", "--algo.entropy_coef=log:1e-4:1e-1"),
     *("--algo.gae_lambda=uniform:0.5:1", "--algo.gamma=uniform:0.9:1"),
     *("--algo.clip_epsilon=uniform:0.05:0.5", "--algo.max_grad_norm=0.1,0.5,2"),
