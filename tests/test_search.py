@@ -299,6 +299,18 @@ def test_settings_are_ranked_by_their_agents_and_those_that_failed_come_last():
     assert [one.iqm for one in ranks] == [1, 0.5, 5.5, 1.5, 0.0, 9.0, None]
 
 
+def test_where_the_interquartile_mean_is_the_same_a_seed_that_learned_nothing_counts():
+    scores = {0: (500.0, 500.0, 500.0, 9.0), 1: (500.0,) * 4, 2: (500.0, 500.0, 500.0, 90.0)}
+    found = [
+        Outcome(setting, seed, 0, score, [], "chunk0", 0)
+        for setting, each in scores.items()
+        for seed, score in enumerate(each)
+    ]
+    assert [(one.setting, one.iqm) for one in results.ranked(found)] == [
+        *((1, 500.0), (2, 500.0), (0, 500.0))
+    ]
+
+
 def test_the_best_settings_go_on_and_those_that_failed_never_do():
     scores = [(2.0, 2.0), (5.0, 5.0), (9.0, None), (4.0, 4.0), (1.0, 1.0), (3.0, 3.0), (0.0, 0.0)]
     found = [

@@ -101,8 +101,9 @@ def _steps(curve: Sequence[tuple[float, float | None]]) -> float:
 
 
 def ranked(found: Sequence[Outcome]) -> list[Ranked]:
-    """The settings, the best first: by the interquartile mean over the seeds. Those that were
-    stopped come after those that went on, and those of which an agent failed come last. An agent
+    """The settings, the best first: by the interquartile mean over the seeds, and where that is the
+    same (500 on CartPole, say) by their mean, in which a seed that learned nothing counts. Those
+    that were stopped come after those that went on, and those of which an agent failed come last. An agent
     that has ended no episode counts as much as the worst of all others."""
     known = [one.score for one in found if one.score is not None]
     worst = min(filter(math.isfinite, known), default=0.0)
@@ -117,8 +118,9 @@ def ranked(found: Sequence[Outcome]) -> list[Ranked]:
         ci95 = statistics.interval(scores)
         settings.append(Ranked(setting, rung, scores, failed, statistics.score(scores), ci95))
 
-    def order(one: Ranked) -> tuple[bool, int, float]:
-        return one.failed > 0, -one.rung, np.inf if one.iqm is None else -one.iqm
+    def order(one: Ranked) -> tuple[bool, int, float, float]:
+        scores = (np.inf, np.inf) if one.iqm is None else (-one.iqm, -float(one.scores.mean()))
+        return one.failed > 0, -one.rung, *scores
 
     return sorted(settings, key=order)
 
