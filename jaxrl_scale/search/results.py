@@ -103,8 +103,8 @@ def _steps(curve: Sequence[tuple[float, float | None]]) -> float:
 def ranked(found: Sequence[Outcome]) -> list[Ranked]:
     """The settings, the best first: by the interquartile mean over the seeds, and where that is the
     same (500 on CartPole, say) by their mean, in which a seed that learned nothing counts. Those
-    that were stopped come after those that went on, and those of which an agent failed come last. An agent
-    that has ended no episode counts as much as the worst of all others."""
+    that were stopped come after those that went on, and those of which an agent failed come last.
+    An agent that has ended no episode counts as much as the worst of all others."""
     known = [one.score for one in found if one.score is not None]
     worst = min(filter(math.isfinite, known), default=0.0)
     of_setting: dict[tuple[int, int], list[float | None]] = {}
