@@ -104,6 +104,7 @@ def test_the_blocks_have_commands():
     names = {"train", "evaluate", "report", "runs", "sweep", "compare", "export"}
     assert names == {name for name, _ in COMMANDS}
     assert len(COMMANDS) > 20
+    assert set(QUICK) <= {by_words(argv) for argv in TRAINING}
 
 
 @pytest.mark.parametrize(("name", "argv"), COMMANDS, ids=lambda x: " ".join(x[:2]))
