@@ -20,7 +20,8 @@
 #   GRACE         seconds (60) that the others get to save and end when one rank has failed
 #
 # Variables JAX_*, XLA_*, WANDB_* (but not a key: `wandb login` once instead) and PYTHONPATH are
-# handed on. What rank k prints stands in D/ranks/k.log; rank 0 is also shown here.
+# handed on. What rank k prints stands in D/ranks/k.log; rank 0 is also shown here. After a mistake
+# (status 2) the last line of each rank is shown, and a folder that this call made is removed.
 #
 # TERM, INT, HUP, USR1 or USR2 make all ranks save and end; a second one ends them at once.
 #
@@ -76,6 +77,7 @@ for name in $(compgen -e); do
   esac
 done
 logs=$run_dir/ranks
+[ -e "$run_dir" ] || fresh=yes
 mkdir -p "$logs" || exit 74
 if [ -z "$JAXRL_SECRET_FILE" ]; then # not in a variable: command lines can be read by everybody
   own_secret=$(cd "$logs" && mktemp "$PWD/secret.XXXXXX") || exit 74
@@ -148,9 +150,9 @@ while [ ${#ranks[@]} -gt 0 ]; do
     ended=$?
     unset "ranks[$rank]"
     [ $ended -eq 0 ] && continue
-    if [ $ended -ne 75 ]; then
-      echo "rank $rank on ${hosts[rank]} ended with status $ended: $logs/$rank.log" >&2
-    fi
+    said=$logs/$rank.log
+    case $ended in 2 | 126 | 127) said=$(tail -n 1 "$said") ;; esac
+    [ $ended -eq 75 ] || echo "rank $rank on ${hosts[rank]} ended with status $ended: $said" >&2
     if again $ended; then ended=75; elif [ $ended -ge 126 ]; then ended=2; fi
     # 75 is the least of it: the others end so when they lose one.
     if [ $status -eq 0 ] || [ $status -eq 75 ]; then status=$ended; fi
@@ -166,4 +168,8 @@ done
 sleep 0.2 # for the last lines of rank 0
 kill "$tail"
 rm -f "$logs"/*.pid ${own_secret:+"$own_secret"}
+# After a mistake that began nothing, nothing stays. What the ranks had to say has been shown.
+if [ $status -eq 2 ] && [ -n "$fresh" ] && [ "$(ls -A "$run_dir")" = ranks ]; then
+  rm -f "$logs"/*.log && rmdir "$logs" "$run_dir"
+fi
 exit $status

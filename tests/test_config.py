@@ -510,18 +510,22 @@ def test_a_huge_iteration_is_refused_at_once():
 
 
 @pytest.mark.parametrize(
-    ("given", "shown"),
+    ("given", "shown", "hint"),
     [
-        ({"num_envs": 8}, "{'num_envs': 8}"),
-        ("configs/acrobot.py", "'configs/acrobot.py'"),
-        (Config, "the class Config"),
-        (None, "None"),
+        ({"num_envs": 8}, "{'num_envs': 8}", ""),
+        (
+            "configs/acrobot.py",
+            "'configs/acrobot.py'",
+            "; jaxrl_scale.config.files.read_file reads one from a file",
+        ),
+        (Config, "the class Config", ""),
+        (None, "None", ""),
     ],
 )
-def test_what_is_no_config_is_refused(given, shown):
+def test_what_is_no_config_is_refused(given, shown, hint):
     with pytest.raises(RunError) as caught:
         config.check(given)
-    assert str(caught.value) == f"config={shown} should be an instance of jaxrl_scale.Config"
+    assert str(caught.value) == f"config={shown} should be an instance of jaxrl_scale.Config{hint}"
 
 
 # --- environments and networks --------------------------------------------------------------
@@ -878,6 +882,8 @@ def test_a_run_directory_that_is_none_is_refused(run, tmp_path):
     assert refused("--resume", str(tmp_path / "acrobat-1")) == (
         f"run directory {tmp_path / 'acrobat-1'} does not exist; did you mean {near}?"
     )
+    unlike = tmp_path / "nothing-of-the-kind"
+    assert refused("--resume", str(unlike)) == f"run directory {unlike} does not exist"
     assert refused("--resume", str(tmp_path / "a" / "b")).endswith("b does not exist")
     file = tmp_path / "summary.json"
     file.touch()

@@ -230,12 +230,25 @@ def test_ranks_end_with_the_status_that_matters(ranks, accident, status):
     done = ranks.run("a", "b", "--", "--run_dir=r", XLA_ACCIDENT=str(accident).replace("'", '"'))
     assert done.status == status
     if odd := [k for k, s in accident.items() if s != 75]:
-        assert f"rank {odd[0]} on {'ab'[int(odd[0])]} ended with status" in done.err
+        said = re.search(rf"^rank {odd[0]} on (\w) ended with status \d+: (.*)$", done.err, re.M)
+        assert said[1] == "ab"[int(odd[0])]
+        assert said[2] == f"r/ranks/{odd[0]}.log" or f'"rank": "{odd[0]}"' in said[2]
+    assert (ranks.folder / "r").exists() == (status != MISTAKE)
+
+
+def test_a_mistake_removes_nothing_that_was_there(ranks):
+    (ranks.folder / "r").mkdir()
+    done = ranks.run("a", "--", "--run_dir=r", XLA_ACCIDENT='{"0": 2}')
+    assert done.status == MISTAKE
+    assert (ranks.folder / "r" / "ranks" / "0.log").exists()
 
 
 def test_ranks_without_a_python_are_a_mistake(ranks):
-    assert ranks.run("a", "--", "--run_dir=r", PYTHON="none").status == MISTAKE
+    done = ranks.run("a", "--", "--run_dir=r", PYTHON="none")
+    assert done.status == MISTAKE
+    assert re.search(r"^rank 0 on a ended with status 127: .*none.*: No such file", done.err, re.M)
     assert ranks.run("a", "--run_dir=r").status == MISTAKE
+    assert list(ranks.folder.iterdir()) == []
 
 
 def test_a_rank_that_does_not_end_with_the_others_is_ended(ranks):

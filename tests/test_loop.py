@@ -17,7 +17,14 @@ from running import small
 
 from jaxrl_scale import Config, envs, train
 from jaxrl_scale.algos import ppo
-from jaxrl_scale.errors import FINISHED, NOT_FINITE, STOPPED, RunError
+from jaxrl_scale.errors import (
+    FINISHED,
+    INPUT_OUTPUT_ERROR,
+    MISTAKE,
+    NOT_FINITE,
+    STOPPED,
+    RunError,
+)
 from jaxrl_scale.loop.make import make_runner
 from jaxrl_scale.parallel import backend
 from jaxrl_scale.parallel.hosts import Hosts
@@ -239,6 +246,31 @@ def test_after_an_error_the_rows_so_far_are_kept_and_the_folder_is_free(tmp_path
         run_of(config, at={6: fail})
     resumed, _ = run_of(config, resume=tmp_path / "run")
     assert [row["iteration"] for row in resumed.metrics] == list(range(1, 11))
+
+
+@pytest.mark.parametrize("others", [None, {"slurm.out"}])
+def test_a_mistake_before_the_first_row_leaves_no_run_behind(tmp_path, monkeypatch, others):
+    """How much memory a program takes is known when it is compiled, after the first files."""
+    path = tmp_path / "run"
+    if others:
+        path.mkdir()
+        (path / "slurm.out").touch()
+
+    def compile(self, fresh):
+        raise RunError("the memory is not enough", status)
+
+    status = MISTAKE
+    config = config_of(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Counter, "compile", compile)
+        with pytest.raises(RunError, match="the memory is not enough"):
+            run_of(config)
+        left = {file.name for file in path.iterdir()} - {".lock"} if path.exists() else None
+        assert left == others
+        status = INPUT_OUTPUT_ERROR  # such a run can be resumed
+        with pytest.raises(RunError, match="the memory is not enough"):
+            run_of(config)
+    assert run_of(config, resume=path)[0].exit_status == 0
 
 
 # --- train() in Python ----------------------------------------------------------------------

@@ -8,6 +8,7 @@ import os
 import re
 import resource
 import select
+import shutil
 import signal
 import socket
 import struct
@@ -112,6 +113,13 @@ def test_only_a_run_can_be_resumed(tmp_path):
         run_directory.open_existing(tmp_path / "nowhere")
     with pytest.raises(RunError, match=r"not a run directory: it has no config\.json"):
         run_directory.open_existing(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    policy = REPOSITORY / "zoo" / "acrobot"
+    shutil.copytree(policy, tmp_path / "acrobot")
+    with pytest.raises(RunError, match=r"--init_from=\S+/acrobot begins a new run from it"):
+        run_directory.open_existing(tmp_path / "acrobot")
+    held = [path.name for path in policy.iterdir()]
+    assert sorted(path.name for path in (tmp_path / "acrobot").iterdir()) == sorted(held)
 
 
 def test_a_place_where_nothing_can_be_written_is_an_input_output_error(tmp_path):
@@ -167,6 +175,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(run, monkeypatch):
         run.write_json("data.json", {"a": 2})
     assert run.read_json("data.json") == {"a": 1}
     assert run.read_json("absent.json") is None
+    assert {path.name for path in run.path.iterdir()} == {"data.json", ".lock"}
 
 
 def test_numbers_that_json_does_not_know_are_null():
@@ -444,7 +453,7 @@ def test_a_sweep_is_one_group_at_wandb_and_is_logged_once(tmp_path, capfd):
     assert not (tmp_path / "other").exists()
 
 
-def test_wandb_offline_holds_the_rows_and_a_resumed_run_keeps_its_id(run, capfd):
+def test_wandb_offline_holds_the_rows_and_a_resumed_run_keeps_its_id(run, capfd, monkeypatch):
     config = dataclasses.replace(QUIET, wandb="offline", seed=7)
     said = []
     sink = row_writer.RowWriter(run, config, "test", say=said.append)
@@ -471,11 +480,13 @@ def test_wandb_offline_holds_the_rows_and_a_resumed_run_keeps_its_id(run, capfd)
     assert sink.places()["wandb"].endswith(first.name)
 
     time.sleep(1.1)  # wandb names its folders by the second
+    monkeypatch.setenv("WANDB_NAME", "theirs")
     write(run, config, [3, 4], resume_iteration=2, say=said.append)
     [_, second] = sorted((run.path / "wandb").glob("offline-run-*"))
     assert [r["env_steps"] for r in wandb_rows(second)] == [3000, 4000]
     [resumed] = [r.run for r in read_wandb(second) if r.HasField("run")]
     assert resumed.run_id == started.run_id == run.read_json("wandb.json")["id"]
+    assert resumed.display_name == "theirs"
     assert said == [
         f"wandb: run {started.run_id} goes on; it keeps the rows logged after the checkpoint "
         "(1) and gets them again with the same values"

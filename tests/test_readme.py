@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from processes import QUICKLY
 from jaxrl_scale import compare, sweep
 from jaxrl_scale.search import space
 
+train_module = importlib.import_module("jaxrl_scale.train")
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
@@ -67,37 +69,127 @@ def test_the_example_of_an_environment_and_a_network_of_your_own_trains(corridor
 
 
 def commands():
-    """The commands of the package in the README's blocks: the name and the arguments of each."""
+    """The commands of the package in the README's blocks and between backticks: the name and the
+    arguments of each."""
     start = r"python -m jaxrl_scale\.(\w+)|launch/(?:local\.sh 2|slurm\.sbatch)(?: (sweep))?"
-    for line in "".join(code_blocks("")).replace("\\\n", "").splitlines():
+    blocks = "".join(code_blocks("")).replace("\\\n", "").splitlines()
+    prose = re.findall(r"`([^`]+)`", "".join(README.split("```")[::2]).replace("\n", " "))
+    for line in blocks + prose:
         if found := re.search(rf"(?:{start})(?= |$)(.*?)(?:  #|$)", line):
             yield found[1] or found[2] or "train", tuple(shlex.split(found[3]))
 
 
 COMMANDS = sorted(set(commands()))
+THERE = ("runs/acrobot-20261121-120000", "runs/acrobot-20261121-130000")
+WRITTEN = {
+    "evaluate": r"mean return -?[\d.]+ ±|^\{.*\"mean\": ",
+    "report": "^wrote report/report.html$",
+    "runs": rf"^{THERE[1]} +CartPole-v1 ",
+    "export": "^wrote policy.stablehlo, policy.npz, policy.py into runs/.*/export$",
+}
+"""What a command prints that reads a run."""
+FROM_A_RUN = [(name, argv) for name, argv in COMMANDS if name in WRITTEN or "--resume" in argv]
+TRAINING = [
+    argv
+    for name, argv in COMMANDS
+    if name == "train" and not re.search("corridor|--resume|--help|--dry_run", " ".join(argv))
+]
+
+
+def by_words(argv):
+    return " ".join(argv)
 
 
 def test_the_blocks_have_commands():
-    assert {"train", "evaluate", "report", "runs", "sweep", "compare"} == {n for n, _ in COMMANDS}
+    names = {"train", "evaluate", "report", "runs", "sweep", "compare", "export"}
+    assert names == {name for name, _ in COMMANDS}
     assert len(COMMANDS) > 20
+    assert set(QUICK) <= {by_words(argv) for argv in TRAINING}
 
 
-@pytest.mark.parametrize(("name", "arguments"), COMMANDS, ids=lambda x: " ".join(x[:2]))
-def test_each_command_is_understood(name, arguments, monkeypatch, capsys):
+@pytest.mark.parametrize(("name", "argv"), COMMANDS, ids=lambda x: " ".join(x[:2]))
+def test_each_command_is_understood(name, argv, monkeypatch, capsys):
     """A run that a command reads has a name that stands for another one, and is not there."""
     monkeypatch.chdir(ROOT)
-    arguments = [text for text in arguments if text != "--help"]
     if name == "sweep":
-        args, rest = sweep._parser().parse_known_args(space.with_file(arguments))
+        args, rest = sweep._parser().parse_known_args(space.with_file(argv))
         assert sweep._asked(args, rest).settings
     elif name == "compare":
-        assert compare.plan(*compare.parse(arguments))
-    elif name == "train" and "--resume" not in arguments:
-        assert importlib.import_module("jaxrl_scale.train").main([*arguments, "--dry_run"]) == 0
-    elif any("runs/" in text for text in arguments):
-        assert importlib.import_module(f"jaxrl_scale.{name}").main(arguments) == 2
+        assert compare.plan(*compare.parse(argv))
+    elif "--help" in argv:
+        with pytest.raises(SystemExit, match="0"):
+            train_module.main(argv)
+        assert capsys.readouterr().out.startswith("usage: python -m jaxrl_scale.train ")
+    elif name == "train" and "--resume" not in argv:
+        assert train_module.main([*argv, "--dry_run"]) == 0
+    elif any("runs/" in text for text in argv):
+        assert importlib.import_module(f"jaxrl_scale.{name}").main(argv) == 2
         err = capsys.readouterr().err
         assert re.fullmatch(r"error: .*runs/(acrobot|lunar_lander)-\S+ does not exist.*\n", err)
+
+
+# --- the commands, run ----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, reference):
+    """A folder with all that the commands name; both runs are the small one of CartPole."""
+    path = tmp_path_factory.mktemp("page")
+    for name in ("configs", "zoo"):
+        (path / name).symlink_to(ROOT / name)
+    for name in THERE:
+        shutil.copytree(reference, path / name)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "argv"),
+    [
+        pytest.param(
+            *command,
+            id=f"{command[0]} {by_words(command[1])}",
+            marks=[pytest.mark.slow] * ("--video" in command[1]),  # test_evaluate.py writes one
+        )
+        for command in FROM_A_RUN
+    ],
+)
+def test_each_command_that_reads_a_run_does_what_it_should(name, argv, folder, monkeypatch, capsys):
+    """With few episodes, for which other tests have compiled already."""
+    monkeypatch.chdir(folder)
+    names = iter(THERE)
+    argv = [re.sub(r"^runs/\w+-.*", lambda _: next(names), text) for text in argv]
+    few = {"evaluate": ["--episodes=16"], "report": ["--episodes=0"]}.get(name, [])
+    few += ["--games=2"] * ("--video" in argv and "zoo/lunar_lander" not in argv)
+    assert importlib.import_module(f"jaxrl_scale.{name}").main([*argv, *few]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert re.search(WRITTEN.get(name, "has finished: nothing is left to do"), out, re.MULTILINE)
+    for file in argv[argv.index("--video") + 1 :][:1] if "--video" in argv else []:
+        assert (folder / file).read_bytes().startswith(b"GIF89a")
+
+
+QUICK = ("--config configs/acrobot.py", "--env=CartPole-v1 --algo=dqn")
+
+
+@pytest.mark.quickly
+@pytest.mark.parametrize(
+    "argv",
+    [
+        pytest.param(x, id=by_words(x), marks=[pytest.mark.slow] * (by_words(x) not in QUICK))
+        for x in TRAINING
+    ],
+)
+def test_each_command_that_trains_does(argv, folder, compiled, tmp_path, monkeypatch, capsys):
+    """For one iteration. Where it begins from another run, from one that is there."""
+    monkeypatch.chdir(folder)
+    argv = [re.sub(r"^runs/lunar_lander-.*", "zoo/lunar_lander", text) for text in argv]
+    few = ["--iterations=1", "--eval_episodes=2", "--devices=1", "--wandb=disabled"]
+    few += [f"--compilation_cache={compiled}", f"--run_dir={tmp_path / 'run'}"]
+    assert train_module.main([*argv, *few]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert " is done\n" in out
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["iterations"] == 1
 
 
 def test_the_notebooks_cell_runs(tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
 from jaxrl_scale import algos, envs
@@ -294,8 +295,10 @@ def check_kind(config: Any) -> None:
     """Raise a `RunError` unless it is an instance of `Config`: no dict, no path and no class."""
     if not isinstance(config, Config):
         shown = f"the class {config.__qualname__}" if isinstance(config, type) else repr(config)
+        read = "jaxrl_scale.config.files.read_file"
+        hint = f"; {read} reads one from a file" if isinstance(config, str | Path) else ""
         raise RunError(
-            f"config={one_line(shown)[:100]} should be an instance of jaxrl_scale.Config"
+            f"config={one_line(shown)[:100]} should be an instance of jaxrl_scale.Config{hint}"
         )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from jaxrl_scale import algos
 from jaxrl_scale.config import Config, check
 from jaxrl_scale.config.shipped import config_file
-from jaxrl_scale.errors import RunError, nearest, one_line
+from jaxrl_scale.errors import RunError, closest, nearest, one_line
 from jaxrl_scale.user_code import describe
 
 DICTS = ("env_kwargs", "test_env_kwargs")
@@ -45,8 +45,7 @@ def returned_by(path: Path, kind: str, name: str, wanted: type, said: str) -> An
     if path.is_dir():
         raise RunError(f"{what} is a directory; give one of its Python files")
     if not path.is_file():
-        near = nearest(str(path), [str(p) for p in path.parent.glob("*.py")])
-        raise RunError(f"{what} does not exist{near}")
+        raise RunError(f"{what} does not exist{_nearest_path(path, '*.py')}")
     try:
         function = runpy.run_path(str(path)).get(name)
         value = function() if callable(function) else None
@@ -63,6 +62,13 @@ def returned_by(path: Path, kind: str, name: str, wanted: type, said: str) -> An
         returned = value.__qualname__ if isinstance(value, type) else type(value).__name__
         raise RunError(f"{what}: {name}() returned {returned}, it should return {said}")
     return value
+
+
+def _nearest_path(path: Path, pattern: str) -> str:
+    """``'; did you mean X?'`` for what beside the path is called like it. The names alone are
+    compared, as a folder that all share would make them alike."""
+    near = closest(path.name, [p.name for p in path.parent.glob(pattern)])
+    return f"; did you mean {path.with_name(near)}?" if near else ""
 
 
 def _nearest_field(name: str) -> str:
@@ -125,11 +131,8 @@ def read_json(path: Path) -> Config:
     if path.parent.is_file():
         raise RunError(f"{path.parent} is a file; give the run directory that holds it")
     if not path.parent.is_dir():
-        siblings = path.parent.parent
-        near = [str(p) for p in siblings.iterdir()] if siblings.is_dir() else []
-        raise RunError(
-            f"run directory {path.parent} does not exist{nearest(str(path.parent), near)}"
-        )
+        near = _nearest_path(path.parent, "*")
+        raise RunError(f"run directory {path.parent} does not exist{near}")
     if not path.is_file():
         raise RunError(f"{path.parent} is not a run directory: it has no {path.name}")
     try:

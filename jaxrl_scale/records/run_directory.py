@@ -22,6 +22,7 @@ import math
 import os
 import secrets
 import shlex
+import shutil
 import socket
 import time
 from collections.abc import Iterator, Sequence
@@ -31,9 +32,13 @@ from typing import Any
 
 from jaxrl_scale.config import Config
 from jaxrl_scale.config.files import to_json
-from jaxrl_scale.errors import INPUT_OUTPUT_ERROR, RunError
+from jaxrl_scale.errors import INPUT_OUTPUT_ERROR, MISTAKE, RunError
 from jaxrl_scale.parallel.hosts import Hosts
 from jaxrl_scale.records.provenance import describe_process
+
+FILES = {"config.json", "run.json", "metrics.jsonl", "tensorboard", "wandb", "wandb.json"}
+FILES |= {"checkpoints", "summary.json"}
+"""What a run writes, beside its lock."""
 
 
 @contextmanager
@@ -42,7 +47,9 @@ def entered(
 ) -> Iterator[RunDirectory]:
     """The directory of a run: a new one, or that of a run that is to be resumed.
 
-    Process 0 makes and locks it, and the other processes of the run follow.
+    Process 0 makes and locks it, and the other processes of the run follow. Where a mistake ends a
+    new run before its first row, such as sizes for which the memory is not enough, nothing of it
+    stays, so that the corrected command can have the same directory.
 
     Args:
       config: the run's config. It is written at once, so that the run can be resumed.
@@ -52,6 +59,7 @@ def entered(
     """
     wanted = os.path.abspath(resume or config.run_dir or _default_path(name))
     path = Path(hosts.gather("run directory", wanted)[0])
+    others = set(os.listdir(path)) if path.is_dir() else None
     if hosts.leader:
         run = open_existing(path) if resume else create(path)
         if not resume:
@@ -63,8 +71,24 @@ def entered(
         starts = (run.read_json("run.json") or {"starts": []})["starts"]
         run.name = starts[0].get("name", name) if starts else name
         yield run
+    except RunError as error:
+        if hosts.leader and not resume and error.status == MISTAKE and not run.has_trained():
+            _remove(path, others)
+        raise
     finally:
         run.close()
+
+
+def _remove(path: Path, others: set[str] | None) -> None:
+    """Remove a run, but no file that was there before it: ``others``, None where the directory was
+    not there either."""
+    if others is None:
+        shutil.rmtree(path, ignore_errors=True)
+        return
+    for name in FILES - others:
+        shutil.rmtree(path / name, ignore_errors=True)
+        with suppress(OSError):
+            (path / name).unlink()
 
 
 def _default_path(name: str) -> str:
@@ -110,6 +134,12 @@ def open_existing(path: Path) -> RunDirectory:
         raise RunError(f"{short(path)} does not exist, so there is no run to resume")
     if not (path / "config.json").is_file():
         raise RunError(f"{short(path)} is not a run directory: it has no config.json")
+    if not (path / "run.json").exists() and [*path.glob("checkpoints/[0-9]*")]:
+        shown = shlex.quote(short(path))
+        raise RunError(
+            f"{short(path)} is a policy without the rest of its run, as those in zoo/ are; "
+            f"--init_from={shown} begins a new run from it"
+        )
     return RunDirectory(path)
 
 
@@ -158,6 +188,11 @@ class RunDirectory:
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+    def has_trained(self) -> bool:
+        """Whether there is a row of metrics or a checkpoint."""
+        rows = self.metrics.exists() and self.metrics.stat().st_size > 0
+        return rows or (self.checkpoints.is_dir() and self.newest_checkpoint() is not None)
 
     def newest_checkpoint(self) -> Path | None:
         """The folder of the last checkpoint that was completed."""
@@ -264,11 +299,16 @@ def io_errors(path: Path) -> Iterator[None]:
 def write_atomically(path: Path, data: bytes) -> None:
     """Replace a file. A crash of the process or of the machine leaves the old file or the new."""
     temporary = path.with_name(f".{path.name}.tmp")
-    with open(temporary, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        with suppress(OSError):  # a full disk need not stay full
+            temporary.unlink()
+        raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
