@@ -40,17 +40,24 @@ VARIABLES = {"JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID", "
 
 
 class Process:
-    """A warm process, with as much of `subprocess.Popen` as tests ask of one."""
+    """A warm process, with as much of `subprocess.Popen` as tests ask of one. ``imported``: other
+    modules that the nursery imports before."""
 
-    def __init__(self, command: Sequence[str], environment: dict[str, str], cwd: Path):
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: dict[str, str],
+        cwd: Path,
+        imported: Sequence[str] = (),
+    ):
         self.returncode: int | None = None
         self._said: tuple[str, str] | None = None
         self._ends = [tempfile.TemporaryFile("w+") for _ in ("out", "err")]  # noqa: SIM115
         told, tell = os.pipe()
         self._told = os.fdopen(told)
-        request = json.dumps([*map(list, (command, environment.items())), str(cwd)]).encode()
+        request = [list(imported), [list(command), list(environment.items()), str(cwd)]]
         ends = [*(end.fileno() for end in self._ends), tell]
-        socket.send_fds(_nursery(), [request], ends)
+        socket.send_fds(_nursery(), [json.dumps(request).encode()], ends)
         os.close(tell)
         self.pid = int(self._told.readline())
 
@@ -118,6 +125,9 @@ def _serve() -> None:
             request, ends, *_ = socket.recv_fds(requests, 1 << 20, 3)
             if not request:
                 os._exit(0)
+            imported, becoming = json.loads(request)
+            for name in imported:
+                importlib.import_module(name)
             if (child := os.fork()) == 0:
                 break
             os.waitpid(child, 0)
@@ -136,7 +146,7 @@ def _serve() -> None:
             os.dup2(end, number)
     os.close(out)
     os.close(err)
-    _become(*json.loads(request))
+    _become(*becoming)
 
 
 def _become(command: list[str], environment: list[list[str]], cwd: str) -> None:
