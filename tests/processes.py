@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import warm
 
 from jaxrl_scale import envs
 from jaxrl_scale.config import files
@@ -72,6 +73,11 @@ class Done:
     err: str
 
 
+def straight(*command: str) -> list[str]:
+    """The command as it is, within nothing."""
+    return list(command)
+
+
 class World:
     """A folder with a home, a compilation cache and no account, in which commands run."""
 
@@ -93,20 +99,24 @@ class World:
         module: str = "jaxrl_scale.train",
         accident: dict[str, Any] | None = None,
         environment: dict[str, str] | None = None,
-        within: Callable[..., list[str]] = lambda *command: list(command),
+        within: Callable[..., list[str]] = straight,
+        warmly: bool = True,
         **popen: Any,
-    ) -> subprocess.Popen[str]:
+    ) -> subprocess.Popen[str] | warm.Process:
+        """A command. Warm, if it may be, and if nothing is asked for that a process has from its
+        start."""
         command = ["-m", module]
         if accident is not None:
             command = [str(TESTS / "saboteur.py"), json.dumps(accident)]
+        command += map(str, arguments)
+        own = environment or {}
+        whole = self.environment | own
+        plain = within is straight and not popen and own.keys() <= warm.VARIABLES
+        if warmly and plain and module in warm.MODULES:
+            return warm.Process(command, whole, self.folder)
         ends = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | popen
-        return subprocess.Popen(
-            within(sys.executable, *command, *map(str, arguments)),
-            cwd=self.folder,
-            env=self.environment | (environment or {}),
-            text=True,
-            **ends,
-        )
+        started = within(sys.executable, *command)
+        return subprocess.Popen(started, cwd=self.folder, env=whole, text=True, **ends)
 
     def run(self, *arguments: Any, **how: Any) -> Done:
         with self.start(*arguments, **how) as process:
@@ -126,7 +136,7 @@ class World:
         withins: Sequence[Callable[..., list[str]]] | None = None,
         coordinator: str | None = None,
         module: str = "jaxrl_scale.train",
-    ) -> dict[int, subprocess.Popen[str]]:
+    ) -> dict[int, subprocess.Popen[str] | warm.Process]:
         """The processes of one run, or some of them, on this machine."""
         address = coordinator or f"127.0.0.1:{free_port()}"
         started = {}
@@ -166,7 +176,8 @@ class World:
 
 class Undisturbed(NamedTuple):
     """The small run on one device that nothing interrupted, what it printed, and when it began and
-    ended, in unix seconds. Nobody may change it: see conftest.py."""
+    ended, in unix seconds. It began as a user's does: the runs of warm processes are compared with
+    it. Nobody may change it: see conftest.py."""
 
     path: Path
     done: Done
@@ -180,14 +191,14 @@ def undisturbed(folder: Path, cache: Path) -> Undisturbed:
     if not told.exists():
         folder.mkdir()
         started = time.time()
-        done = World(folder, cache).train_well(folder / "reference")
+        done = World(folder, cache).train_well(folder / "reference", warmly=False)
         told.write_text(json.dumps([dataclasses.astuple(done), started, time.time()]))
     done, *times = json.loads(told.read_text())
     return Undisturbed(folder / "reference", Done(*done), *times)
 
 
 def ended(
-    processes: dict[int, subprocess.Popen[str]], patience: float = PATIENCE
+    processes: dict[int, subprocess.Popen[str] | warm.Process], patience: float = PATIENCE
 ) -> dict[int, Done]:
     """Wait for all of them; kills those that do not end."""
     done, limit = {}, time.monotonic() + patience

@@ -18,6 +18,7 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 import lab
 import numpy as np
 import pytest
+import warm
 from processes import (
     PATIENCE,
     SMALL_A2C,
@@ -338,11 +339,11 @@ def test_all_get_what_each_gave_in_any_order():
 
 
 @pytest.mark.parametrize("who", [0, 1])
-def test_processes_that_do_not_wait_for_the_same_thing_end_with_both_names(who):
+def test_processes_that_do_not_wait_for_the_same_thing_end_with_both_names(tmp_path, who):
     code = """if k == %d: link.barrier("the other")
 link.barrier("one")
 link.barrier("and on")"""
-    for k, done in links_run(code % who, 3).items():
+    for k, done in links_run(tmp_path, code % who, 3).items():
         assert done.status == 1
         assert "'the other'" in done.err
         assert "'one'" in done.err
@@ -375,17 +376,12 @@ link = hosts.join(Cluster(number, k, "127.0.0.1", port), Launch())
 """
 
 
-def links_run(code, number):
+def links_run(folder, code, number):
     """How ``number`` processes end that meet, without training, and then run ``code``."""
-    port = free_port()
-    command = [sys.executable, "-c", LINKED + code]
-    ends = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return ended(
-        {
-            k: subprocess.Popen([*map(str, [*command, k, number, port])], **ends)
-            for k in range(number)
-        }
-    )
+    program, port = folder / "linked.py", free_port()
+    program.write_text(LINKED + code)
+    commands = {k: [*map(str, (program, k, number, port))] for k in range(number)}
+    return ended({k: warm.Process(one, dict(os.environ), folder) for k, one in commands.items()})
 
 
 FAILING = """
@@ -406,8 +402,8 @@ link.barrier("never")
 
 
 @pytest.mark.parametrize("who", [0, 1])
-def test_the_end_of_those_who_were_told_is_not_taken_for_a_loss(who):
-    for k, done in links_run(FAILING.replace("WHO", str(who)), 3).items():
+def test_the_end_of_those_who_were_told_is_not_taken_for_a_loss(tmp_path, who):
+    for k, done in links_run(tmp_path, FAILING.replace("WHO", str(who)), 3).items():
         by = "" if k == who else rf"ended by process {who} of 3 on \S+: "
         assert re.fullmatch(rf"error: process {k} of 3 on \S+: {by}out of luck\n", done.err)
         assert done.status == IO_ERROR

@@ -1,7 +1,7 @@
 """The bits of a run do not depend on how many cores XLA sees, large products included.
 
 `threads.py` says what is trained. Each number of threads needs a process of its own: XLA's pool is
-made once.
+made once, when the first device is used.
 """
 
 import json
@@ -15,31 +15,32 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import warm
 from running import AS_USERS
 
 from jaxrl_scale.learning import products
 
 NAMES = ("batch", "mlp", "cnn", "gru")
 REPLAYING = ("dqn", "sac")
+IMPORTED = ("seaborn", "jaxrl_scale.algos.dqn", "jaxrl_scale.algos.sac")
+"""What takes long to import of all that `threads.py` needs. Gymnax imports seaborn, and no nursery
+may import Gymnax: that uses a device."""
 SMALL_IMAGES, IMAGES = ("nature", "impala_resnet"), ("impala_resnet", "atari", "procgen")
 
 
-def start(threads, what, *arguments, cores=None):
-    """`threads.py` in a process whose XLA has so many threads; on ``cores`` only, if given."""
+def start(threads, what, *arguments, core=None):
+    """`threads.py` in a process whose XLA has so many threads; on one ``core`` only, if given."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_"))}
-    bound = ["taskset", "--cpu-list", cores] if cores else []
+    own = {"NPROC": threads, "CORE": core}
+    own = {name: str(value) for name, value in own.items() if value is not None}
     program = Path(__file__).with_name("threads.py")
-    return subprocess.Popen(
-        [*bound, sys.executable, program, what, *map(str, arguments)],
-        env=kept | ({"NPROC": str(threads)} if threads else {}),
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    command = [str(program), what, *map(str, arguments)]
+    return warm.Process(command, kept | own, Path.cwd(), imported=IMPORTED)
 
 
 def printed(process):
-    out, _ = process.communicate(timeout=500)
-    assert process.returncode == 0
+    out, err = process.communicate(timeout=500)
+    assert process.returncode == 0, err
     return json.loads(out)
 
 
@@ -48,8 +49,8 @@ def test_a_gradient_has_the_same_bits_for_1_2_4_and_16_threads_and_on_one_core()
     one = printed(start(1, "gradient", 1, *NAMES, "nature"))
     assert printed(start(16, "gradient", 8, *NAMES, "nature")) == one, "16 threads"
     others = {name: one[name] for name in NAMES}
-    for threads, devices, cores in ((2, 4, None), (4, 1, None), (None, 1, "0")):
-        found = printed(start(threads, "gradient", devices, *NAMES, cores=cores))
+    for threads, devices, core in ((2, 4, None), (4, 1, None), (None, 1, 0)):
+        found = printed(start(threads, "gradient", devices, *NAMES, core=core))
         assert found == others, f"{threads} threads"
 
 

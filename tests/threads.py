@@ -7,13 +7,15 @@
 
 ``NPROC`` is XLA's own variable for the number of cores, the number is that of the devices, and the
 names are those of `CONFIGS` and `IMAGES`. ``unsafe`` is the gradient without
-`jaxrl_scale.learning.products`, ``portable`` that of a portable run.
+`jaxrl_scale.learning.products`, ``portable`` that of a portable run. With ``CORE=0`` all of it
+happens on that core.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -140,6 +142,8 @@ def loss(config: Config) -> tuple[Callable[[Any], Any], Any]:
 
 
 if __name__ == "__main__":
+    if "CORE" in os.environ:
+        os.sched_setaffinity(0, {int(os.environ["CORE"])})
     what, devices, names = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
     jax.config.update("jax_num_cpu_devices", devices)
     if what == "portable":
