@@ -18,11 +18,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from searches import fresh, table
 
 from jaxrl_scale.config.files import flatten, read_file
-from jaxrl_scale.records.past_run import read_object
-from jaxrl_scale.records.statistics import score
+from jaxrl_scale.records.statistics import iqm
 
 ON_POLICY = {"gamma": "uniform:0.97:1"}
 REPLAY = {"gamma": "uniform:0.97:1", "tau": "log:0.003:0.03", "n_step": "3,5,10"}
@@ -60,33 +59,22 @@ def ranges(algo: Any) -> dict[str, str]:
     return found
 
 
-def rows(path: Path) -> list[dict[str, str]]:
-    return list(csv.DictReader(path.read_text().splitlines()))
-
-
-def fresh(folder: Path, which: int) -> np.ndarray:
-    """Returns of the fresh seeds with the starting config (0) and with the best setting (1)."""
-    (found,) = folder.glob(f"fresh{which}*")
-    returns = read_object(found / "summary.json")["evaluation"]["per_agent"]
-    return np.array([-np.inf if x is None else x for x in returns])
-
-
 def write_table(folder: Path, name: str) -> None:
     """Those settings that were trained to the end, and the best and the config on fresh seeds."""
-    settings = [row for row in rows(folder / "settings.csv") if row["rung"] == "1"]
-    best, *_ = rows(folder / "finalists.csv")
+    settings = [row for row in table(folder / "settings.csv") if row["rung"] == "1"]
+    best, *_ = table(folder / "finalists.csv")
     columns = [key for key in best if key.startswith("algo.")]
     config = flatten(read_file(f"configs/{name}.py"))
     with (TABLES / f"{name}.csv").open("w", newline="") as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(["seeds", *columns, "iqm", "worst_seed"])
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["seeds", *columns, "iqm", "worst_seed"])
         for row in settings:
             numbers = [f"{float(row[key]):.4g}" for key in (*columns, "iqm", "worst_seed")]
-            table.writerow(["searched", *numbers])
+            writer.writerow(["searched", *numbers])
         for label, which, of in (("fresh, best", 1, best), ("fresh, config", 0, config)):
             returns = fresh(folder, which)
-            scores = [f"{score(returns):.4g}", f"{returns.min():.4g}"]
-            table.writerow([label, *(f"{float(of[key]):.4g}" for key in columns), *scores])
+            scores = [f"{iqm(returns):.4g}", f"{returns.min():.4g}"]
+            writer.writerow([label, *(f"{float(of[key]):.4g}" for key in columns), *scores])
             print(f"{name}: {label}: IQM {scores[0]}, worst seed {scores[1]}", flush=True)
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxrl_scale.records.past_run import read_object
-from jaxrl_scale.records.statistics import score
+from jaxrl_scale.records.statistics import iqm
 
 TARGET = -80.0
 COMMON = (
@@ -56,13 +56,14 @@ def steps_to_target(folder: Path, way: str) -> float | None:
     return total if reached and way in ("halving", "population") else None
 
 
-def fresh(folder: Path, which: int) -> float | None:
-    """What 16 fresh seeds have with the starting config (0) and with the best setting (1)."""
+def fresh(folder: Path, which: int) -> np.ndarray:
+    """Returns of the fresh seeds with the starting config (0) and with the best setting (1), minus
+    infinity where an agent failed."""
     *_, last = sorted(
         folder.glob(f"fresh{which}*"), key=lambda path: int(f"0{path.name.partition('-round')[2]}")
     )
     returns = read_object(last / "summary.json")["evaluation"]["per_agent"]
-    return score(np.array([x for x in returns if x is not None]))
+    return np.array([-np.inf if x is None else x for x in returns])
 
 
 def main() -> None:
@@ -88,7 +89,7 @@ def main() -> None:
             print(
                 f"| {way} | {draw} | {steps / 1e6:.1f}M | "
                 f"{f'{reached / 1e6:.1f}M' if reached else 'not reached'} | {float(best):.1f} | "
-                f"{fresh(folder, 1):.1f} | {fresh(folder, 0):.1f} | {seconds} |",
+                f"{iqm(fresh(folder, 1)):.1f} | {iqm(fresh(folder, 0)):.1f} | {seconds} |",
                 flush=True,
             )
 

@@ -244,9 +244,10 @@ def _finals(finalists: Sequence[Ranked]) -> list[str]:
     if not others:
         return []
     theirs = ", ".join(number(one.iqm) for one in others)
+    have = "the others have" if len(others) > 1 else "the other has"
     return [
         f"Of the {len(finalists)} best there it is the best with other seeds: {number(first.iqm)} "
-        f"({_seeds(first)}), worst seed {number(min(first.scores, default=None))}; the others have "
+        f"({_seeds(first)}), worst seed {number(min(first.scores, default=None))}; {have} "
         f"{theirs}."
     ]
 

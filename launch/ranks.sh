@@ -77,7 +77,7 @@ for name in $(compgen -e); do
   esac
 done
 logs=$run_dir/ranks
-[ -e "$run_dir" ] || fresh=yes
+fresh=$([ -e "$run_dir" ] || echo yes)
 mkdir -p "$logs" || exit 74
 if [ -z "$JAXRL_SECRET_FILE" ]; then # not in a variable: command lines can be read by everybody
   own_secret=$(cd "$logs" && mktemp "$PWD/secret.XXXXXX") || exit 74
