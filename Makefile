@@ -73,9 +73,10 @@ train: $(stamp) ## train CONFIG; installs what it needs the first time
 	@.venv/bin/python -m jaxrl_scale.train --config $(CONFIG) $(ARGS)
 
 # The tests of EnvPool run real Procgen and Atari; where it has no wheel, pyproject.toml leaves it out.
-# Those of a sweep run real Optuna and read real Parquet, those of an export ONNX's runtime.
+# Those of a sweep run real Optuna and read real Parquet, those of an export ONNX's runtime, and one
+# has pyright check a program.
 test: $(stamp) ## lint, then run the tests
-	@$(MAKE) --no-print-directory --jobs=2 lint .venv/.locked+envpool,onnx,search
+	@$(MAKE) --no-print-directory --jobs=2 lint .venv/.locked+envpool,onnx,pyright,search
 	@.venv/bin/python -m pytest --numprocesses=3 --dist=loadfile --no-loadscope-reorder --durations=10 $(ARGS)
 
 lint: $(stamp) ## ruff and mypy
@@ -84,7 +85,7 @@ lint: $(stamp) ## ruff and mypy
 	  { echo 'make: these files need .venv/bin/ruff format' >&2; .venv/bin/python -m ruff format --check . >&2; exit 1; }
 	@.venv/bin/python -m mypy --no-error-summary
 
-test-slow: $(stamp) .venv/.locked+envpool,onnx,search ## run the tests that take minutes
+test-slow: $(stamp) .venv/.locked+envpool,onnx,pyright,search ## run the tests that take minutes
 	@.venv/bin/python -m pytest -m slow $(ARGS)
 
 install: $(stamp) ## only make .venv

@@ -124,11 +124,11 @@ class _CtrlC:
 
 
 @contextmanager
-def working(text: str) -> Iterator[None]:
-    """Show on a terminal what goes on, and since when, while the body runs. What other programs
-    read, standard output, is left alone."""
+def working(text: str) -> Iterator[Callable[[str], object]]:
+    """Show on a terminal what goes on, and since when, while the body runs, which is given a
+    function that shows another text. What other programs read, standard output, is left alone."""
     if not sys.stderr.isatty() or os.environ.get("TERM", "dumb") == "dumb":
-        yield
+        yield str
         return
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -136,8 +136,8 @@ def working(text: str) -> Iterator[None]:
     columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, redirect_stdout=False) as line:
-        line.add_task(text, total=None)
-        yield
+        task = line.add_task(text, total=None)
+        yield lambda told: line.update(task, description=told)
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):

@@ -91,15 +91,15 @@ def _check_begun(run: Path, wanted: Config) -> None:
 # --- running --------------------------------------------------------------------------------
 
 
-def train(task: Task) -> int:
-    """Train what is not trained yet, in one process, and say how it went. Returns the trainer's
-    exit status."""
+def train(task: Task, before: str = "") -> int:
+    """Train what is not trained yet, in one process, and say how it went, in a line that begins
+    with ``before``. Returns the trainer's exit status."""
 
     def launch(arguments: Sequence[str], run: Path) -> int:
         program = [sys.executable, "-m", "jaxrl_scale.train", *arguments]
         return scaling.together(run, program, [dict(os.environ)])
 
-    return scaling.train(task.run, task.options, launch)
+    return scaling.train(task.run, task.options, launch, before)
 
 
 # --- results --------------------------------------------------------------------------------
@@ -272,8 +272,7 @@ def _command(argv: list[str]) -> int:
         return train(tasks[args.task])
     unfinished = 0
     for k, task in enumerate(tasks, 1):
-        print(f"[{k}/{len(tasks)}] ", end="")
-        train(task)
+        train(task, f"[{k}/{len(tasks)}] ")
         unfinished += not finished(task.run)
     write_results(args.run_dir)
     if unfinished:

@@ -27,7 +27,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -128,28 +128,33 @@ def run_all(points: Sequence[Point], folder: Path, args: Any, options: Sequence[
     unfinished = 0
     for k, (repeat, seed, point) in enumerate(turns, 1):
         run = folder / point.name / f"seed{seed}-repeat{repeat}"
-        print(f"[{k}/{len(turns)}] ", end="")
         arguments = ["--config", args.config, *options, *settings(point, seed)]
-        train(run, arguments, functools.partial(launch, point))
+        train(run, arguments, functools.partial(launch, point), f"[{k}/{len(turns)}] ")
         unfinished += not finished(run)
     return unfinished
 
 
-def train(run: Path, arguments: Sequence[str], launch: Callable[[Sequence[str], Path], int]) -> int:
+def train(
+    run: Path,
+    arguments: Sequence[str],
+    launch: Callable[[Sequence[str], Path], int],
+    before: str = "",
+) -> int:
     """Begin or resume a run that has not come to its end, and say how it went.
 
     Args:
       run: its directory.
       arguments: the trainer's, with which the run begins.
       launch: ``(arguments, run) -> exit status`` trains.
+      before: what the line about the run begins with.
 
     Returns:
       The trainer's exit status.
     """
     began = time.monotonic()
-    print(f"{short(run)}: ", end="", flush=True)
+    title = f"{before}{short(run)}"
     if finished(run):
-        print("it was done before", flush=True)
+        print(f"{title}: it was done before", flush=True)
         return FINISHED
     arguments = [*DEFAULTS, *arguments, f"--run_dir={run}"]
     if (run / "config.json").exists():
@@ -157,10 +162,10 @@ def train(run: Path, arguments: Sequence[str], launch: Callable[[Sequence[str], 
     status = launch(arguments, run)
     if finished(run):
         trace = read_trace(run)
-        said = f"{compact(trace.speed)} steps/s, return {number(trace.score)}, "
-        print(said + duration(time.monotonic() - began), flush=True)
+        said = f"{compact(trace.speed)} steps/s, return {number(trace.score)}"
+        print(f"{title}: {said}, {duration(time.monotonic() - began)}", flush=True)
     else:
-        print(f"exit status {status}: {last_error(run)}", flush=True)
+        print(f"{title}: exit status {status}: {last_error(run)}", flush=True)
     return status
 
 
@@ -185,7 +190,8 @@ def together(
     threads: int | None = None,
 ) -> int:
     """Run a program in a process for each of the environments, maybe on as many cores each. What
-    they print goes into a run directory. Returns the first exit status that is not 0."""
+    they print goes into a run directory, and the last line of process 0 to a terminal. Returns the
+    first exit status that is not 0."""
     running: list[subprocess.Popen[bytes]] = []
     with io_errors(run), ExitStack() as leave:
         run.mkdir(parents=True, exist_ok=True)
@@ -201,8 +207,21 @@ def together(
                 )
             running.append(process)
             leave.callback(stop, process)
-        statuses = [process.wait() for process in running]
-    return next((status for status in statuses if status), 0)
+        with commands.working(f"{short(run)}: starting") as show:
+            while waited := [process for process in running if process.poll() is None]:
+                with suppress(subprocess.TimeoutExpired):
+                    waited[0].wait(timeout=0.5)
+                if line := last_line(run / "process0.log"):
+                    show(f"{short(run)}: {line}")
+    return next((process.returncode for process in running if process.returncode), 0)
+
+
+def last_line(log: Path) -> str:
+    """The last line that stands in a log, with single spaces between its words."""
+    with open(log, "rb") as file:
+        file.seek(-min(log.stat().st_size, 1000), os.SEEK_END)
+        lines = file.read().decode(errors="replace").splitlines()
+    return " ".join(lines[-1].split()) if lines else ""
 
 
 def coordinates(address: str, count: int, k: int) -> dict[str, str]:

@@ -4,6 +4,7 @@ what the loop counts itself."""
 import json
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -524,22 +525,31 @@ except ValueError as error:
         assert done.stdout.startswith("num_shards=3 is not a power of two")
 
 
-def test_a_type_checker_knows_what_the_package_offers(tmp_path):
-    """With the settings, and so with the cache, of `make lint`: from nothing it takes long."""
-    file = tmp_path / "typed.py"
-    file.write_text(
+@pytest.mark.parametrize("checker", ["mypy", "pyright"])
+def test_a_type_checker_knows_what_the_package_offers(checker, tmp_path):
+    """Mypy with the settings, and so with the cache, of `make lint`: from nothing it takes long."""
+    (tmp_path / "typed.py").write_text(
         "from jaxrl_scale import Config, load, train\n"
         "reveal_type(train(Config()).summary)\n"
         "reveal_type(load('runs/x').iteration)\n"
+        "Config(num_env=3)\n"
     )
+    folder, options = Path(__file__).parent.parent, ["--config-file", "pyproject.toml"]
+    if checker == "pyright":
+        pytest.importorskip("basedpyright", reason="make install EXTRA=pyright installs it")
+        (tmp_path / "pyrightconfig.json").write_text('{"typeCheckingMode": "standard"}')
+        folder, options = tmp_path, ["--pythonpath", sys.executable]
+    module = {"mypy": "mypy", "pyright": "basedpyright"}[checker]
     done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--config-file", "pyproject.toml", str(file)],
-        cwd=Path(__file__).parent.parent,
+        [sys.executable, "-m", module, *options, str(tmp_path / "typed.py")],
+        cwd=folder,
         capture_output=True,
         text=True,
     )
-    assert "rows.Summary" in done.stdout
-    assert 'Revealed type is "int"' in done.stdout
+    of_summary, of_iteration, mistake, *_ = re.findall(r"typed.py:\d.*", done.stdout)
+    assert "Summary" in of_summary
+    assert of_iteration.endswith('is "int"')
+    assert '"num_env"' in mistake
 
 
 def test_a_run_can_be_pickled(tmp_path):

@@ -108,9 +108,10 @@ def test_the_blocks_have_commands():
 
 
 @pytest.mark.parametrize(("name", "argv"), COMMANDS, ids=lambda x: " ".join(x[:2]))
-def test_each_command_is_understood(name, argv, monkeypatch, capsys):
+def test_each_command_is_understood(name, argv, corridor, monkeypatch, capsys):
     """A run that a command reads has a name that stands for another one, and is not there."""
     monkeypatch.chdir(ROOT)
+    monkeypatch.syspath_prepend(corridor)
     if name == "sweep":
         args, rest = sweep._parser().parse_known_args(space.with_file(argv))
         assert sweep._asked(args, rest).settings

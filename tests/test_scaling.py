@@ -1,9 +1,11 @@
 """The scaling study: its numbers by hand, its mistakes, and one tiny series for real."""
 
 import dataclasses
+import io
 import json
 import os
 import signal
+import sys
 import time
 
 import numpy as np
@@ -304,6 +306,22 @@ def study(world, *axes, **changes):
 
 
 CORES = len(scaling.visible_cores())
+
+
+def test_a_terminal_shows_what_a_run_prints_while_it_trains(tmp_path, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    text = "import sys, time; print('  6%   40 steps', flush=True); time.sleep(1.2); sys.exit(3)"
+    run, program = tmp_path / "run", [sys.executable, "-c", text]
+    assert scaling.together(run, program, [dict(os.environ)]) == 3
+    assert "run: 6% 40 steps" in sys.stderr.getvalue().replace("\n", "")
+    assert scaling.last_line(run / "process0.log") == "6% 40 steps"
+    (run / "process0.log").write_text("")
+    assert scaling.last_line(run / "process0.log") == ""
 
 
 def test_a_tiny_series_trains_and_a_second_call_adds_to_it(world):
