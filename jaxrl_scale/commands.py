@@ -6,16 +6,18 @@ import argparse
 import io
 import os
 import re
+import select
 import signal
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, NoReturn
+from contextlib import contextmanager, suppress
+from typing import Any, NoReturn, TextIO
 
 from jaxrl_scale import interrupts
 from jaxrl_scale.errors import (
+    INPUT_OUTPUT_ERROR,
     INTERRUPTED,
     MISTAKE,
     TAKE_LESS,
@@ -35,7 +37,8 @@ def run(
 
     A `RunError` becomes one line and its status, Ctrl-C becomes the line ``interrupted``, at once,
     and status 130. A second Ctrl-C ends the process, whatever it does. Libraries' warnings are not
-    shown, unless Python was started with ``-W``.
+    shown, unless Python was started with ``-W``. Where nobody reads standard output any more, a
+    command that prints ends quietly.
 
     Args:
       command: takes the arguments and returns the exit status.
@@ -53,6 +56,10 @@ def run(
     try:
         with ctrl_c.handled(), interrupts.answered(ctrl_c.arrived):
             return command(list(sys.argv[1:] if argv is None else argv))
+    except BrokenPipeError:
+        if not _unread(sys.stdout):
+            raise
+        return INPUT_OUTPUT_ERROR  # without a word, as of every program before `| head`
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.status
@@ -67,6 +74,19 @@ def run(
         return MISTAKE
     finally:
         ctrl_c.over.set()
+        _unread(sys.stdout)
+
+
+def _unread(stream: TextIO) -> bool:
+    """Whether a stream is a pipe that nobody reads any more (`| head`). If so, what still waits in
+    it goes nowhere, or Python would complain of that when the process ends."""
+    with suppress(io.UnsupportedOperation):  # no file
+        poll = select.poll()
+        poll.register(stream.fileno(), 0)
+        if any(event & select.POLLERR for _, event in poll.poll(0)):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            return True
+    return False
 
 
 class _CtrlC:

@@ -14,6 +14,7 @@ import pytest
 from jaxrl_scale import __main__ as package
 from jaxrl_scale import commands
 from jaxrl_scale.config import files
+from jaxrl_scale.errors import INPUT_OUTPUT_ERROR
 
 train_module = importlib.import_module("jaxrl_scale.train")
 
@@ -131,3 +132,18 @@ def test_a_dry_run_prints_the_config_as_a_file_that_train_takes(tmp_path, capsys
         capsys.readouterr()
         assert package.main([*other, "--dry_run"]) == 2
         assert capsys.readouterr().err == "error: only jaxrl_scale.train has --dry_run\n"
+
+
+@pytest.mark.parametrize(("unbuffered", "status"), [("1", INPUT_OUTPUT_ERROR), ("", 0)])
+def test_a_command_whose_output_nobody_reads_ends_without_a_word(unbuffered, status):
+    """As before `| head`. With a buffer it has printed all by the time that it could notice."""
+    unread, output = os.pipe()
+    os.close(unread)
+    with open(output, "wb") as closed:
+        done = subprocess.run(
+            [sys.executable, "-m", "jaxrl_scale"],
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+        )
+    assert (done.returncode, done.stderr) == (status, b"")
