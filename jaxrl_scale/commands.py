@@ -115,8 +115,9 @@ class _CtrlC:
         try:
             yield
         finally:
-            if not self._raised:  # otherwise the process is about to end
-                signal.signal(signal.SIGINT, before)
+            # If it was raised, the process is about to end. Python takes all handlers away when it
+            # ends, but for this one.
+            signal.signal(signal.SIGINT, signal.SIG_IGN if self._raised else before)
 
     def _raise_once(self, number: int, frame: object) -> None:
         if not self._raised:

@@ -42,6 +42,18 @@ def slow_to_end(argv):
     time.sleep(60)
 
 
+class Slow:
+    def __del__(self, sleep=time.sleep):
+        sleep(0.5)
+
+
+def slow_to_be_forgotten(argv):  # by then Python has taken its handlers of signals away
+    global slow
+    slow = Slow()
+    print("begun", flush=True)
+    time.sleep(60)
+
+
 sys.exit(commands.run(globals()[sys.argv[1]], []))
 """
 
@@ -54,6 +66,7 @@ ASKED = "Ctrl-C: the run stops after this iteration and is saved; Ctrl-C again e
         ("command", "interrupted\n", ""),
         ("asked_first", ASKED, "interrupted\n"),
         ("slow_to_end", "interrupted\n", ""),
+        ("slow_to_be_forgotten", "interrupted\n", ""),
     ],
 )
 def test_each_ctrl_c_is_answered_at_once_and_the_second_ends_the_process(name, first, second):

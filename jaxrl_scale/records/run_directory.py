@@ -59,7 +59,8 @@ def entered(
     """
     wanted = os.path.abspath(resume or config.run_dir or _default_path(name))
     path = Path(hosts.gather("run directory", wanted)[0])
-    others = set(os.listdir(path)) if path.is_dir() else None
+    with io_errors(path):
+        others = set(os.listdir(path)) if path.is_dir() else None
     if hosts.leader:
         run = open_existing(path) if resume else create(path)
         if not resume:
