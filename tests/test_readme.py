@@ -193,6 +193,28 @@ def test_each_command_that_trains_does(argv, folder, compiled, tmp_path, monkeyp
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["iterations"] == 1
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "argv"),
+    [command for command in COMMANDS if command[0] in ("sweep", "compare")],
+    ids=lambda x: " ".join(x[:2]),
+)
+def test_each_search_and_comparison_comes_to_its_page(name, argv, folder, tmp_path):
+    """With few agents and steps."""
+    few = {
+        "sweep": ["--agents=4", "--seeds=2", "--finalists=2", "--fresh_seeds=2"],
+        "compare": ["--seeds=1", "--iterations=1", "--eval_episodes=2"],
+    }[name]
+    done = subprocess.run(
+        [sys.executable, "-m", f"jaxrl_scale.{name}", *argv, *few, f"--run_dir={tmp_path / 'run'}"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "<svg" in (page := (tmp_path / "run" / f"{name}.html").read_text()) or "<img" in page
+
+
 def test_the_notebooks_cell_runs(tmp_path, monkeypatch):
     """With a shorter run."""
     monkeypatch.chdir(ROOT)
