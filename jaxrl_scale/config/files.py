@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxrl_scale import algos
 from jaxrl_scale.config import Config, check
-from jaxrl_scale.config.shipped import config_file
+from jaxrl_scale.config.shipped import FOLDER, config_file
 from jaxrl_scale.errors import RunError, closest, nearest, one_line
 from jaxrl_scale.user_code import describe
 
@@ -45,7 +45,8 @@ def returned_by(path: Path, kind: str, name: str, wanted: type, said: str) -> An
     if path.is_dir():
         raise RunError(f"{what} is a directory; give one of its Python files")
     if not path.is_file():
-        raise RunError(f"{what} does not exist{_nearest_path(path, '*.py')}")
+        near = (kind == "config file" and _shipped(path)) or _nearest_path(path, "*.py")
+        raise RunError(f"{what} does not exist{near}")
     try:
         function = runpy.run_path(str(path)).get(name)
         value = function() if callable(function) else None
@@ -62,6 +63,13 @@ def returned_by(path: Path, kind: str, name: str, wanted: type, said: str) -> An
         returned = value.__qualname__ if isinstance(value, type) else type(value).__name__
         raise RunError(f"{what}: {name}() returned {returned}, it should return {said}")
     return value
+
+
+def _shipped(path: Path) -> str:
+    """``'; did you mean configs/acrobot.py?'`` for ``acrobot`` and ``acrobot.py`` in any folder."""
+    file = (FOLDER / path.name).with_suffix(".py").resolve()
+    shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
+    return f"; did you mean {shown}?" if file.is_file() else ""
 
 
 def _nearest_path(path: Path, pattern: str) -> str:
