@@ -99,7 +99,7 @@ class _CtrlC:
     def __init__(self, told: str):
         self.over = threading.Event()  # the command has ended
         self._told, self._times, self._telling = told, 0, threading.Lock()
-        self._raised = False
+        self._raised, self._heard = False, threading.Event()
 
     @contextmanager
     def handled(self) -> Iterator[None]:
@@ -122,6 +122,7 @@ class _CtrlC:
     def _raise_once(self, number: int, frame: object) -> None:
         if not self._raised:
             self._raised = True
+            self._heard.set()
             raise KeyboardInterrupt
 
     def tell(self) -> None:
@@ -135,10 +136,13 @@ class _CtrlC:
         """Answer a SIGINT. Where a handler stands, as while a run trains, the first one is a
         request, which the handler's owner answers."""
         self._times += 1
-        if self._times > 1 or signal.getsignal(signal.SIGINT) == self._raise_once:
-            self.tell()
-        # The main thread has a second to end in good order, which it cannot while XLA computes.
-        if self._times > 1 and not self.over.wait(1):
+        if self._times == 1 and signal.getsignal(signal.SIGINT) != self._raise_once:
+            return
+        self.tell()
+        # The main thread has a second to hear of it, which it cannot while XLA computes; then it ends
+        # in good order, as a study lets its runs save. From the second on, it has a second to end.
+        waited_for = self._heard if self._times == 1 else self.over
+        if not waited_for.wait(1):
             for terminal in filter(os.isatty, (1, 2)):
                 os.write(terminal, b"\x1b[?25h")  # a progress bar hides the cursor
             os._exit(INTERRUPTED)

@@ -86,6 +86,20 @@ def test_each_ctrl_c_is_answered_at_once_and_the_second_ends_the_process(name, f
     assert (process.returncode, err) == (130, second)
 
 
+def test_one_ctrl_c_ends_a_command_that_waits_for_xla():
+    command = [sys.executable, "-c", FOR_EVER, "command"]
+    ends = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **ends) as process:
+        try:
+            assert process.stdout.readline() == "begun\n"
+            time.sleep(0.3)  # XLA computes for ever
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert (process.returncode, err) == (130, "interrupted\n")
+
+
 class Screen(io.StringIO):
     def isatty(self):
         return True
