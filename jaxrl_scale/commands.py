@@ -139,8 +139,8 @@ class _CtrlC:
         if self._times == 1 and signal.getsignal(signal.SIGINT) != self._raise_once:
             return
         self.tell()
-        # The main thread has a second to hear of it, which it cannot while XLA computes; then it ends
-        # in good order, as a study lets its runs save. From the second on, it has a second to end.
+        # The main thread has a second to hear of it, which it cannot while XLA computes, and then
+        # ends in good order: a study lets its runs save. After the second, it has a second to end.
         waited_for = self._heard if self._times == 1 else self.over
         if not waited_for.wait(1):
             for terminal in filter(os.isatty, (1, 2)):
