@@ -79,13 +79,19 @@ def _install(packages: tuple[str, ...]) -> str:
     return ""
 
 
-def until(condition: Callable[[], Any], what: Callable[[], str], patience: float = PATIENCE) -> Any:
-    """Wait for a condition; ``what`` tells the error what it was like instead."""
+def until(
+    condition: Callable[[], Any],
+    what: Callable[[], str],
+    patience: float = PATIENCE,
+    pause: float = 0.05,
+) -> Any:
+    """Wait for a condition, asked for after every ``pause``; ``what`` tells the error what it was
+    like instead."""
     limit = time.monotonic() + patience
     while not (value := condition()):
         if time.monotonic() > limit:
             raise AssertionError(what())
-        time.sleep(0.05)
+        time.sleep(pause)
     return value
 
 
@@ -305,7 +311,8 @@ PartitionName=high Nodes=ALL PriorityTier=2 PreemptMode=OFF MaxTime=INFINITE
             return now if now["JobState"] in states and again else None
 
         wanted = f"job {job} did not become {' or '.join(states)}"
-        return until(there, lambda: f"{wanted}: {self.show(job)}\n{self.logs()}", patience)
+        said = lambda: f"{wanted}: {self.show(job)}\n{self.logs()}"  # noqa: E731
+        return until(there, said, patience, pause=0.5)  # asking takes 10 ms of a processor
 
     def preempt(self, job: int) -> None:
         """Take the job's nodes for a moment, with another job that comes first."""

@@ -104,18 +104,19 @@ class World:
         **popen: Any,
     ) -> subprocess.Popen[str] | warm.Process:
         """A command. Warm, if it may be, and if nothing is asked for that a process has from its
-        start."""
+        start: ``within`` something else, there is a process that stands for it."""
         command = ["-m", module]
         if accident is not None:
             command = [str(TESTS / "saboteur.py"), json.dumps(accident)]
         command += map(str, arguments)
         own = environment or {}
         whole = self.environment | own
-        plain = within is straight and not popen and own.keys() <= warm.VARIABLES
-        if warmly and plain and module in warm.MODULES:
+        plain = not popen and own.keys() <= warm.VARIABLES and module in warm.MODULES
+        if warmly and plain and within is straight:
             return warm.Process(command, whole, self.folder)
         ends = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | popen
-        started = within(sys.executable, *command)
+        python = warm.python() if warmly and plain else [sys.executable]
+        started = within(*python, *command)
         return subprocess.Popen(started, cwd=self.folder, env=whole, text=True, **ends)
 
     def run(self, *arguments: Any, **how: Any) -> Done:

@@ -287,9 +287,10 @@ def test_training_acts_with_the_oldest_and_evaluation_with_the_newest_weights(na
     obs, first = jax.random.normal(jax.random.key(2), (64, B, 4)), jnp.zeros(B, bool)
     keys = jax.random.split(jax.random.key(3), len(obs))
 
+    @functools.partial(jax.jit, static_argnames="greedy")
     def acted(actor, local, greedy=False):
         act = jax.vmap(lambda obs, key: algo.act(actor, local, (), obs, first, key, greedy))
-        return jax.jit(act)(obs, keys)
+        return act(obs, keys)
 
     local = algo.init_local(jax.random.key(0), jnp.int32(1))
     assert differing(acted(mixed, local), acted(actors[0], local)) == []

@@ -4,6 +4,7 @@ stopped, lost and resized, it is the run of one process, to the last bit."""
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import time
 
 import lab
 import pytest
+import warm
 from processes import (
     PATIENCE,
     REPOSITORY,
@@ -42,14 +44,25 @@ def sshd():
         yield server
 
 
+def program(path, script):
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def quick(world):
+    """A Python that has imported all before. Those that `launch` and `submit` have otherwise begin
+    as a user's."""
+    return program(world.folder / "quick", f'exec {shlex.join(warm.python())} "$@"')
+
+
 @pytest.fixture(scope="module")
 def slow(world):
-    """A Python whose training takes its time, so that a test can interfere."""
-    program = world.folder / "slow"
-    sabotage = f"'{sys.executable}' '{TESTS / 'saboteur.py'}' '{{\"seconds\": 0.5}}'"
-    program.write_text(f'#!/bin/sh\nshift 2  # -m jaxrl_scale.train\nexec {sabotage} "$@"\n')
-    program.chmod(0o755)
-    return str(program)
+    """Such a Python whose training takes its time, so that a test can interfere."""
+    sabotage = [*warm.python(), str(TESTS / "saboteur.py"), '{"seconds": 0.5}']
+    script = f'shift 2  # -m jaxrl_scale.train\nexec {shlex.join(sabotage)} "$@"'
+    return program(world.folder / "slow", script)
 
 
 def start(world, *command, **environment):
@@ -303,18 +316,19 @@ def test_local_processes_stop_on_a_signal_and_resume_by_the_same_command(
     assert_same_run(path, reference)
 
 
-def test_ssh(world, path, reference, sshd):
+def test_ssh(world, path, reference, sshd, quick):
     hosts = [*sshd.HOSTS, sshd.HOSTS[2]]  # 4 processes: a number that divides the shards
     command = [LAUNCH / "ssh.sh", *hosts, "--", *world.small(path)]
-    well(launch(world, *command, SSH=sshd.client))
+    well(launch(world, *command, SSH=sshd.client, PYTHON=quick))
     assert_same_run(path, reference)
 
 
-def test_pbs(world, path, reference, sshd):
+def test_pbs(world, path, reference, sshd, quick):
     nodes = world.folder / "nodes"
     nodes.write_text("".join(f"{host}\n" * 2 for host in sshd.HOSTS[:2]))
     job = {"PBS_NODEFILE": str(nodes), "PBS_JOBID": "1", "PBS_O_WORKDIR": str(REPOSITORY)}
-    well(launch(world, LAUNCH / "pbs.sh", *world.small(path), **job, SSH=sshd.client))
+    job |= {"SSH": sshd.client, "PYTHON": quick}
+    well(launch(world, LAUNCH / "pbs.sh", *world.small(path), **job))
     assert_same_run(path, reference)
 
 

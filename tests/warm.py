@@ -4,11 +4,14 @@ Half of what a small run costs is importing JAX and the packages of its records.
 warm.py``, imports them once and forks: a child goes on as ``python -m MODULE ARGUMENTS…`` does,
 with an environment, a folder, an output and signals of its own. The nursery itself never uses a
 device.
+
+Where not the test itself starts the process, `python` is what is started: see warm_python.py.
 """
 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import functools
 import gc
 import importlib
@@ -23,6 +26,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 MODULES = ("jaxrl_scale.train", "jaxrl_scale.sweep", "jaxrl_scale.evaluate")
 """The commands that can begin warm. The nursery does not import them themselves: ``python -m`` runs
@@ -37,6 +41,9 @@ LATER = ("orbax.checkpoint", "tensorboardX", "rich.progress", "rich.live")
 
 VARIABLES = {"JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID", "XLA_FLAGS"}
 """Those of JAX and XLA that are read after the imports."""
+
+NAMESPACES = ("uts", "net", "pid", "mnt")
+"""Of Linux, in which a process can be: the last is that of the files that tell of the others."""
 
 
 class Process:
@@ -55,9 +62,10 @@ class Process:
         self._ends = [tempfile.TemporaryFile("w+") for _ in ("out", "err")]  # noqa: SIM115
         told, tell = os.pipe()
         self._told = os.fdopen(told)
-        request = [list(imported), [list(command), list(environment.items()), str(cwd)]]
+        cores = list(os.sched_getaffinity(0))
+        request = [list(imported), [list(command), list(environment.items()), str(cwd), cores]]
         ends = [*(end.fileno() for end in self._ends), tell]
-        socket.send_fds(_nursery(), [json.dumps(request).encode()], ends)
+        socket.send_fds(_nursery().requests, [json.dumps(request).encode()], ends)
         os.close(tell)
         self.pid = int(self._told.readline())
 
@@ -102,44 +110,71 @@ class Process:
         self.communicate()
 
 
+def python() -> list[str]:
+    """A command to which ``-m MODULE …`` or ``SCRIPT …`` is added, as to a Python's."""
+    address = _nursery().address
+    return [sys.executable, "-I", "-S", str(Path(__file__).with_name("warm_python.py")), address]
+
+
+class Nursery(NamedTuple):
+    requests: socket.socket
+    address: str  # of the socket at which others ask
+
+
 @functools.cache
-def _nursery() -> socket.socket:
-    """The socket of the nursery, which ends with this process."""
+def _nursery() -> Nursery:
+    """It ends with this process."""
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    folder = tempfile.TemporaryDirectory(prefix="warm-")
+    others = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    others.bind(f"{folder.name}/socket")
+    others.listen(64)
     plain = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_"))}
-    nursery = subprocess.Popen([sys.executable, __file__], stdin=its, env=plain)
+    nursery = subprocess.Popen([sys.executable, __file__], stdin=its, stdout=others, env=plain)
     its.close()
+    others.close()
 
     @atexit.register
     def close() -> None:
         ours.close()
         nursery.wait()
+        folder.cleanup()
 
-    return ours
+    return Nursery(ours, f"{folder.name}/socket")
 
 
 def _serve() -> None:
     """Fork for every request; a child that has what it is to be returns."""
-    with socket.socket(fileno=os.dup(0)) as requests:
-        while True:
-            request, ends, *_ = socket.recv_fds(requests, 1 << 20, 3)
-            if not request:
-                os._exit(0)
+    ours, others = (socket.socket(fileno=os.dup(number)) for number in (0, 1))
+    while True:
+        (ready, *_), *_ = select.select([ours, others], [], [])
+        source = ours if ready is ours else others.accept()[0]
+        request, ends, *_ = socket.recv_fds(source, 1 << 20, 3 + len(NAMESPACES))
+        if not request and source is ours:
+            os._exit(0)
+        if request:
             imported, becoming = json.loads(request)
             for name in imported:
                 importlib.import_module(name)
             if (child := os.fork()) == 0:
                 break
             os.waitpid(child, 0)
-            for end in ends:
-                os.close(end)
-    out, err, tell = ends
+        for end in ends:
+            os.close(end)
+        if source is not ours:
+            source.close()
+    out, err, tell, *namespaces = ends
     if os.fork():  # so that the nursery waits for nobody
         os._exit(0)
+    _enter(namespaces)
     if pid := os.fork():
         os.write(tell, b"%d\n" % pid)
+        if source is not ours:
+            _hand_on(source, pid)
         os.write(tell, b"%d\n" % os.waitpid(pid, 0)[1])
         os._exit(0)
+    for end in (ours, others, source):
+        end.close()
     os.close(tell)
     with open(os.devnull) as nothing:
         for end, number in ((nothing.fileno(), 0), (out, 1), (err, 2)):
@@ -149,8 +184,28 @@ def _serve() -> None:
     _become(*becoming)
 
 
-def _become(command: list[str], environment: list[list[str]], cwd: str) -> None:
+def _enter(namespaces: list[int]) -> None:
+    """Have children in these, where they are others than this process's."""
+    for name, there in zip(NAMESPACES, namespaces, strict=False):
+        if os.fstat(there).st_ino != os.stat(f"/proc/self/ns/{name}").st_ino:
+            failed = ctypes.CDLL(None, use_errno=True).setns(there, 0)
+            assert not failed, os.strerror(ctypes.get_errno())
+        os.close(there)
+
+
+def _hand_on(source: socket.socket, pid: int) -> None:
+    """Signals, until the process ends; it is killed when the one that stands for it is gone."""
+    end = os.pidfd_open(pid)
+    while end not in select.select([end, source], [], [])[0]:
+        number = source.recv(1)
+        os.kill(pid, number[0] if number else signal.SIGKILL)
+        if not number:
+            os._exit(0)
+
+
+def _become(command: list[str], environment: list[list[str]], cwd: str, cores: list[int]) -> None:
     """What ``python COMMAND`` does, where the command is ``-m MODULE …`` or ``SCRIPT …``."""
+    os.sched_setaffinity(0, cores)
     os.environ.clear()
     os.environ.update(environment)
     importlib.reload(sys.modules["jaxrl_scale"])  # which sets XLA's variables as they should be
