@@ -154,8 +154,6 @@ class Placement:
         options = self.compiler_options
         if once:
             options = options | {"xla_backend_optimization_level": "0"}
-            if self.on_cpus:  # XLA's newer emitters of code take twice the time, for the same bits
-                options = options | {"xla_cpu_use_fusion_emitters": False}
         mapped = self._mapped(f, donate)
         if self.num_processes == 1:
             return self._compiled(mapped, args, options, self.devices, name)
