@@ -152,7 +152,7 @@ class Placement:
         (seen with jax 0.10.2).
         """
         options = self.compiler_options
-        if once:  # without the fusion emitters it would be quicker still, but of other bits by device
+        if once:  # without XLA's fusion emitters it is quicker still, but depends on the devices
             options = options | {"xla_backend_optimization_level": "0"}
         mapped = self._mapped(f, donate)
         if self.num_processes == 1:
