@@ -212,7 +212,7 @@ def together(
                 with suppress(subprocess.TimeoutExpired):
                     waited[0].wait(timeout=0.5)
                 if line := last_line(run / "process0.log"):
-                    show(f"{short(run)}: {line}")
+                    show(f"{line}  {short(run)}")  # what does not fit is cut off behind
     return next((process.returncode for process in running if process.returncode), 0)
 
 

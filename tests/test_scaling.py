@@ -314,11 +314,12 @@ def test_a_terminal_shows_what_a_run_prints_while_it_trains(tmp_path, monkeypatc
             return True
 
     monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setattr(sys, "stderr", Terminal())
     text = "import sys, time; print('  6%   40 steps', flush=True); time.sleep(1.2); sys.exit(3)"
     run, program = tmp_path / "run", [sys.executable, "-c", text]
     assert scaling.together(run, program, [dict(os.environ)]) == 3
-    assert "run: 6% 40 steps" in sys.stderr.getvalue().replace("\n", "")
+    assert "6% 40 steps" in sys.stderr.getvalue()
     assert scaling.last_line(run / "process0.log") == "6% 40 steps"
     (run / "process0.log").write_text("")
     assert scaling.last_line(run / "process0.log") == ""
