@@ -99,6 +99,8 @@ class _CtrlC:
     def __init__(self, told: str):
         self.over = threading.Event()  # the command has ended
         self._told, self._times, self._telling = told, 0, threading.Lock()
+        # Set one after the other: a signal that came while an event is being set would set it once
+        # more, and wait for itself.
         self._raised, self._heard = False, threading.Event()
 
     @contextmanager
@@ -153,7 +155,7 @@ def working(text: str) -> Iterator[Callable[[str], object]]:
     """Show on a terminal what goes on, and since when, while the body runs, which is given a
     function that shows another text. What other programs read, standard output, is left alone."""
     if not sys.stderr.isatty() or os.environ.get("TERM", "dumb") == "dumb":
-        yield str
+        yield lambda told: None
         return
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import io
 import json
 import os
 import subprocess
@@ -293,3 +294,10 @@ def assert_same_run(ours: Path, theirs: Path) -> None:
     assert iteration == wanted
     assert_same_bits(leaves, wanted_leaves)
     assert events(ours) == events(theirs)
+
+
+class Screen(io.StringIO):
+    """A terminal, as far as a program that writes on it can tell."""
+
+    def isatty(self):
+        return True

@@ -1,6 +1,5 @@
 """Ctrl-C, while the main thread is in compiled code and Python runs no handler."""
 
-import io
 import re
 import signal
 import subprocess
@@ -8,6 +7,7 @@ import sys
 import time
 
 import pytest
+from processes import Screen
 
 from jaxrl_scale.config import Config
 from jaxrl_scale.records.terminal import Terminal
@@ -98,11 +98,6 @@ def test_one_ctrl_c_ends_a_command_that_waits_for_xla():
         finally:
             process.kill()
     assert (process.returncode, err) == (130, "interrupted\n")
-
-
-class Screen(io.StringIO):
-    def isatty(self):
-        return True
 
 
 def test_the_bar_leaves_room_for_what_a_terminal_shows_of_ctrl_c(monkeypatch):

@@ -212,7 +212,8 @@ def test_each_search_and_comparison_comes_to_its_page(name, argv, folder, tmp_pa
         text=True,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert "<svg" in (page := (tmp_path / "run" / f"{name}.html").read_text()) or "<img" in page
+    page = (tmp_path / "run" / f"{name}.html").read_text()
+    assert "<svg" in page or "<img" in page
 
 
 def test_the_notebooks_cell_runs(tmp_path, monkeypatch):

@@ -1,7 +1,6 @@
 """The scaling study: its numbers by hand, its mistakes, and one tiny series for real."""
 
 import dataclasses
-import io
 import json
 import os
 import signal
@@ -10,7 +9,7 @@ import time
 
 import numpy as np
 import pytest
-from processes import SMALL, options, rows, summary, well
+from processes import SMALL, Screen, options, rows, summary, well
 
 from jaxrl_scale import envs, scaling
 from jaxrl_scale.config import Config, files
@@ -309,13 +308,9 @@ CORES = len(scaling.visible_cores())
 
 
 def test_a_terminal_shows_what_a_run_prints_while_it_trains(tmp_path, monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "40")
-    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setattr(sys, "stderr", Screen())
     text = "import sys, time; print('  6%   40 steps', flush=True); time.sleep(1.2); sys.exit(3)"
     run, program = tmp_path / "run", [sys.executable, "-c", text]
     assert scaling.together(run, program, [dict(os.environ)]) == 3

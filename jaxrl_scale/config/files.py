@@ -21,7 +21,8 @@ DICTS = ("env_kwargs", "test_env_kwargs")
 
 def read_file(path: str | Path) -> Config:
     """The config that ``get_config()`` of a Python file returns."""
-    return returned_by(Path(path), "config file", "get_config", Config, "a jaxrl_scale.Config")
+    said = "a jaxrl_scale.Config"
+    return returned_by(Path(path), "config file", FOLDER, "get_config", Config, said)
 
 
 def shipped(env: str, algo: str = "ppo") -> Config:
@@ -33,11 +34,12 @@ def shipped(env: str, algo: str = "ppo") -> Config:
     return read_file(file)
 
 
-def returned_by(path: Path, kind: str, name: str, wanted: type, said: str) -> Any:
+def returned_by(path: Path, kind: str, folder: Path, name: str, wanted: type, said: str) -> Any:
     """What a function of a Python file returns.
 
     Args:
       kind: what the file is, for people.
+      folder: that of the files of this kind that come with the package.
       name: of the function, which takes no arguments.
       wanted: the type of what it should return, which is ``said`` to be so in the error.
     """
@@ -45,7 +47,7 @@ def returned_by(path: Path, kind: str, name: str, wanted: type, said: str) -> An
     if path.is_dir():
         raise RunError(f"{what} is a directory; give one of its Python files")
     if not path.is_file():
-        near = (kind == "config file" and _shipped(path)) or _nearest_path(path, "*.py")
+        near = _nearest_path(path, "*.py") or _of_the_name(path, folder)
         raise RunError(f"{what} does not exist{near}")
     try:
         function = runpy.run_path(str(path)).get(name)
@@ -65,9 +67,10 @@ def returned_by(path: Path, kind: str, name: str, wanted: type, said: str) -> An
     return value
 
 
-def _shipped(path: Path) -> str:
-    """``'; did you mean configs/acrobot.py?'`` for ``acrobot`` and ``acrobot.py`` in any folder."""
-    file = (FOLDER / path.name).with_suffix(".py").resolve()
+def _of_the_name(path: Path, folder: Path) -> str:
+    """``'; did you mean configs/acrobot.py?'`` for ``acrobot`` and ``acrobot.py`` in any folder, if
+    it is in this one."""
+    file = (folder / path.name).with_suffix(".py").resolve()
     shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
     return f"; did you mean {shown}?" if file.is_file() else ""
 

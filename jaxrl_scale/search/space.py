@@ -20,6 +20,7 @@ import numpy as np
 
 from jaxrl_scale.config import Config, command_line
 from jaxrl_scale.config.files import DICTS, returned_by
+from jaxrl_scale.config.shipped import FOLDER
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.options import check_fields
 
@@ -81,7 +82,8 @@ def with_file(argv: Sequence[str]) -> list[str]:
     if not files:
         return rest
     said = "a dict of options by their names"
-    options = returned_by(Path(files[-1]), "sweep file", "get_sweep", dict, said)
+    path, folder = Path(files[-1]), FOLDER / "sweeps"
+    options = returned_by(path, "sweep file", folder, "get_sweep", dict, said)
     own = {f"--{name}": _as_written(str(name), value) for name, value in options.items()}
     return [f"{name}={text}" for name, text in own.items() if name not in given] + rest
 
