@@ -661,9 +661,10 @@ MODEL = {"draw": "tpe", "agents": 8, "batch": 2, "rungs": 0}
 
 @needs_optuna
 def test_batches_of_a_model_that_were_killed_go_on_with_the_same_settings(world, command, path):
+    """On two processes, in the second batch of one."""
     killed_at(world, command(path, **MODEL), path, "batch1-chunk0", 3)
     decided = [(path / f"batch{k}.json").read_bytes() for k in (0, 1)]
-    done = well(world.run(*command(path, **MODEL), module="jaxrl_scale.sweep"))
+    done = together(world, 2, command(path, **MODEL))
     assert [(path / f"batch{k}.json").read_bytes() for k in (0, 1)] == decided
     assert "4 settings with 2 seeds each, in batches; in " in done.out
     agents = table(path / "agents.csv")
@@ -686,7 +687,7 @@ def test_batches_of_a_model_that_were_killed_go_on_with_the_same_settings(world,
 
 
 POPULATION = {"agents": 4, "seeds": 1, "chunk": 4, "rungs": 0, "perturb_every": 2, "fresh_seeds": 3}
-POPULATION |= {"finalists": 1}
+POPULATION |= {"finalists": 2}
 """The worst of four agents goes on from the best after two and after four of six iterations. Two
 processes share the agents, and the shards of those with fresh seeds."""
 
@@ -746,7 +747,9 @@ def test_a_copy_goes_on_from_its_parent_with_its_own_seed_and_setting(population
 
 def test_the_schedule_of_the_best_agent_is_tried_on_fresh_seeds(population_folder):
     folder = population_folder
-    (agent,) = (int(row["setting"]) for row in table(folder / "settings.csv") if row["rank"] == "1")
+    best, other = table(folder / "finalists.csv")
+    assert float(best["iqm"]) >= float(other["iqm"])
+    agent = int(best["setting"])
     settings = json.loads((folder / "sweep.json").read_text())["settings"]
     decided = [json.loads((folder / f"round{k}.json").read_text()) for k in (1, 2)]
     wanted = []
@@ -760,7 +763,20 @@ def test_the_schedule_of_the_best_agent_is_tried_on_fresh_seeds(population_folde
         assert [float(row[name]) for row in rows] == [setting[name] for setting in wanted]
     for k, setting in enumerate(wanted):
         config = files.read_json(folder / f"fresh1-round{k}" / "config.json")
-        assert (config.algo.gamma, config.seed) == (setting["algo.gamma"], 4)
+        assert (config.algo.gamma, config.seed) == (setting["algo.gamma"], 4 + 3)
+
+
+def test_other_seeds_say_which_finalist_of_a_population_is_the_best(population_folder):
+    folder = population_folder
+    ranks, finalists = (table(folder / f"{name}.csv") for name in ("settings", "finalists"))
+    assert {row["setting"] for row in finalists} == {row["setting"] for row in ranks[:2]}
+    for row in finalists:
+        (k,) = (k for k in (1, 2) if ranks[k - 1]["setting"] == row["setting"])
+        last = folder / f"finalist{k}-round2"
+        config, evaluation = files.read_json(last / "config.json"), summary(last)["evaluation"]
+        assert config.algo.learning_rate == float(row["algo.learning_rate"])
+        assert (config.seed, len(evaluation["per_agent"])) == (4, 3)
+        assert evaluation["iqm"] == float(row["iqm"])
 
 
 def saved(run_dir, runner):
