@@ -8,10 +8,10 @@ Nature CNN takes a ninth of the arithmetic. Beside `configs/atari.py` there are 
 environments and the learning rate, and three epochs instead of four.
 
 An agent takes 700,000 steps (2.8 million frames). Random actions score 10,780, and the people of
-Mnih et al. (2015) 35,829. All of three agents learned (`--num_seeds=3`, 28 minutes on two cores,
-beside other work): their last 100 training games score 44,300, 46,700 and 47,400, and 16 further
-games of each, with sampled actions, 46,200 to 58,100, 52,200 in the mean. With the most probable
-actions they score only 3,300 to 15,700, hence `eval_greedy=False`.
+Mnih et al. (2015) 35,829. All of three agents learned (`--num_seeds=3`, 30 minutes on two cores,
+beside other work): their last 100 training games score 52,300, 44,400 and 44,000, and 16 further
+games of each, with sampled actions, 39,400 to 62,300, 50,500 in the mean. With the most probable
+actions they score only 3,100 to 11,100, hence `eval_greedy=False`.
 
 Tried: the same options for Pong did not move the score from -20.3 in 700,000 steps, three seeds.
 """
