@@ -21,8 +21,8 @@ steps (returns are the mean of the last 100 training episodes):
   higher until 490,000, where evaluation gives 6.8 on the 200 levels and 6.7 on all;
 - Starpilot, three seeds: from 1.5 to 3.2 after 300,000 steps each with three epochs, and to 3.1
   after 365,000 with one, in less than half the time;
-- Starpilot without backgrounds (`use_backgrounds=false`), three seeds, three epochs: from 1.7 to
-  4.6 in 800,000 steps each, an hour for all three; docs/environments.md has the curves;
+- Starpilot without backgrounds (`use_backgrounds=false`), three seeds, three epochs: from 1.3 to
+  5.2 in 800,000 steps each, half an hour for all three; docs/environments.md has the curves;
 - FruitBot, one seed, three epochs: from -2.3 to -0.7 in less than a million steps.
 
 The original paper found the Nature CNN unable to learn many of these games. Not tried: a whole
