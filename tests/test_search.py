@@ -564,18 +564,25 @@ def test_an_agent_of_a_sweep_is_the_run_of_its_setting_and_seed(world, searched)
     assert min(late[:2]) >= max(late[2:])
 
 
-def test_other_seeds_say_which_finalist_is_the_best(searched):
-    folder, done = searched
+def finalists_of(folder, last, seed, number):
+    """The rows of both finalists, held against the runs that made them: the ``last`` of each, with
+    this first seed and so many agents."""
     ranks, finalists = table(folder / "settings.csv"), table(folder / "finalists.csv")
     assert {row["setting"] for row in finalists} == {row["setting"] for row in ranks[:2]}
     for row in finalists:
         (k,) = (k for k in (1, 2) if ranks[k - 1]["setting"] == row["setting"])
-        config = files.read_json(folder / f"finalist{k}" / "config.json")
+        run = folder / f"finalist{k}{last}"
+        config, evaluation = files.read_json(run / "config.json"), summary(run)["evaluation"]
         assert config.algo.learning_rate == float(row["algo.learning_rate"])
-        evaluation = summary(folder / f"finalist{k}")["evaluation"]
-        assert (config.seed, len(evaluation["per_agent"])) == (2, 4)
+        assert (config.seed, len(evaluation["per_agent"])) == (seed, number)
         assert evaluation["iqm"] == float(row["iqm"])
     assert float(finalists[0]["iqm"]) >= float(finalists[1]["iqm"])
+    return finalists
+
+
+def test_other_seeds_say_which_finalist_is_the_best(searched):
+    folder, done = searched
+    finalists = finalists_of(folder, "", 2, 4)
     assert (
         f"The best of 4 settings: --algo.learning_rate={finalists[0]['algo.learning_rate']} "
         in (done.out)
@@ -745,10 +752,9 @@ def test_a_copy_goes_on_from_its_parent_with_its_own_seed_and_setting(population
     assert [float(row["algo.gamma"]) for row in agents] == [x["algo.gamma"] for x in settings]
 
 
-def test_the_schedule_of_the_best_agent_is_tried_on_fresh_seeds(population_folder):
+def test_the_schedule_of_the_finalist_that_is_the_best_is_tried_on_fresh_seeds(population_folder):
     folder = population_folder
-    best, other = table(folder / "finalists.csv")
-    assert float(best["iqm"]) >= float(other["iqm"])
+    best, _ = finalists_of(folder, "-round2", 4, 3)
     agent = int(best["setting"])
     settings = json.loads((folder / "sweep.json").read_text())["settings"]
     decided = [json.loads((folder / f"round{k}.json").read_text()) for k in (1, 2)]
@@ -764,19 +770,6 @@ def test_the_schedule_of_the_best_agent_is_tried_on_fresh_seeds(population_folde
     for k, setting in enumerate(wanted):
         config = files.read_json(folder / f"fresh1-round{k}" / "config.json")
         assert (config.algo.gamma, config.seed) == (setting["algo.gamma"], 4 + 3)
-
-
-def test_other_seeds_say_which_finalist_of_a_population_is_the_best(population_folder):
-    folder = population_folder
-    ranks, finalists = (table(folder / f"{name}.csv") for name in ("settings", "finalists"))
-    assert {row["setting"] for row in finalists} == {row["setting"] for row in ranks[:2]}
-    for row in finalists:
-        (k,) = (k for k in (1, 2) if ranks[k - 1]["setting"] == row["setting"])
-        last = folder / f"finalist{k}-round2"
-        config, evaluation = files.read_json(last / "config.json"), summary(last)["evaluation"]
-        assert config.algo.learning_rate == float(row["algo.learning_rate"])
-        assert (config.seed, len(evaluation["per_agent"])) == (4, 3)
-        assert evaluation["iqm"] == float(row["iqm"])
 
 
 def saved(run_dir, runner):
