@@ -74,19 +74,22 @@ def measure(side: str, name: str, num_envs: int, seconds: float) -> float:
     import jax
 
     reset, step, keys = (ours if side == "ours" else gymnaxs)(name, num_envs // cores)
+    impl: Any = "threefry2x32"
+    if side == "ours":  # as training has it, with the same bits
+        from jaxrl_scale.loop.threefry import UNROLLED as impl
 
     def play(batch: Any, key: Any) -> tuple[Any, Any]:
         batch, valid = jax.lax.scan(step, batch, jax.random.split(key, (LENGTH, keys)))
         return batch, valid.sum()
 
     played = jax.pmap(play)
-    batch = jax.pmap(reset)(jax.random.split(jax.random.key(0), cores))
+    batch = jax.pmap(reset)(jax.random.split(jax.random.key(0, impl=impl), cores))
     calls = steps = 0
     start = time.perf_counter()
     while calls < 3 or time.perf_counter() - start < seconds:
         if calls == 2:  # compiled, and no longer all at the same step of their episodes
             steps, start = 0, time.perf_counter()
-        batch, valid = played(batch, jax.random.split(jax.random.key(calls), cores))
+        batch, valid = played(batch, jax.random.split(jax.random.key(calls, impl=impl), cores))
         steps += int(valid.sum())
         calls += 1
     return steps / (time.perf_counter() - start)

@@ -14,6 +14,7 @@ from jaxrl_scale import algos
 from jaxrl_scale.config import Config
 from jaxrl_scale.learning import permute
 from jaxrl_scale.loop.evaluator import Evaluator
+from jaxrl_scale.loop.threefry import UNROLLED
 from jaxrl_scale.options import traced
 from jaxrl_scale.parallel.sums import local_pool
 from jaxrl_scale.types import Algorithm, Box, Discrete, EnvSpec, TimeStep
@@ -154,3 +155,29 @@ def test_shards_are_cut_into_minibatches_in_orders_of_their_own():
     orders = permute.minibatches(local_pool(4), jax.random.key(0), 64, 2, 4)  # [S, 2 * 4, 16]
     different = {row.tobytes() for row in np.asarray(orders).reshape(4 * 2, 64)}
     assert len(different) == 4 * 2
+
+
+DRAWS = {
+    "split": lambda key: jax.random.key_data(jax.random.split(key, (3, 5))),
+    "fold_in": lambda key: jax.random.key_data(jax.random.fold_in(key, 2**32 - 1)),
+    "bits of 8": lambda key: jax.random.bits(key, (7,), "uint8"),
+    "bits of 16": lambda key: jax.random.bits(key, (7,), "uint16"),
+    "bits of 32": lambda key: jax.random.bits(key, (2, 3, 4)),
+    "bits of 64": lambda key: jax.random.bits(key, (7,), "uint64"),
+    "uniform": lambda key: jax.random.uniform(key),
+    "randint": lambda key: jax.random.randint(key, (9,), -3, 4),
+    "permutation": lambda key: jax.random.permutation(key, 100),
+    "none": lambda key: jax.random.normal(key, (0,)),
+    "of several": lambda key: jax.vmap(jax.random.normal)(jax.random.split(key, 17)),
+}
+
+
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
+@pytest.mark.parametrize("seed", [0, 2**31 - 1])
+def test_our_generator_has_the_bits_of_jax_own(seed, draw):
+    with jax.enable_x64(True):
+        ours, theirs = (
+            jax.jit(lambda seed, impl=impl: draw(jax.random.key(seed, impl=impl)))(seed)
+            for impl in (UNROLLED, "threefry2x32")
+        )
+    np.testing.assert_array_equal(ours, theirs, strict=True)

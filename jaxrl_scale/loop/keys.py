@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_scale.config import Config
+from jaxrl_scale.loop.threefry import UNROLLED
 from jaxrl_scale.types import Array, Key
 
 INIT, COLLECT, UPDATE, EVALUATE = range(4)
@@ -34,7 +35,7 @@ def agent_key(seed: Array, purpose: int, iteration: Array | int = 0) -> Key:
     seed_word = jnp.asarray(seed, jnp.uint32) | jnp.uint32((purpose & 1) << 31)
     iteration_word = jnp.asarray(iteration, jnp.uint32) | jnp.uint32((purpose >> 1) << 31)
     words = jnp.stack([seed_word, iteration_word])
-    return jax.random.wrap_key_data(words, impl="threefry2x32")
+    return jax.random.wrap_key_data(words, impl=UNROLLED)
 
 
 def host_seeds(seed: int, purpose: int, restart: int, index: np.ndarray) -> np.ndarray:
