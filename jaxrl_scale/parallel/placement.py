@@ -8,6 +8,7 @@ checkpoint holds. Only this file turns them into what ``pmap`` wants.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,17 @@ returns, as `jaxrl_scale.loop.programs.Programs` does it."""
 
 
 # --- placement ------------------------------------------------------------------------------
+
+
+def wide_vectors() -> dict[str, Any]:
+    """The option of XLA that lets it use vectors of 512 bits where a processor has them.
+
+    By itself it prefers 256 on any CPU. On an AMD EPYC (Zen 5, jaxlib 0.10.2) PPO with 1,024
+    environments is 1.18 times as fast with 512, and 1.08 times with 64. A choice of the user's in
+    XLA_FLAGS stands.
+    """
+    option = "xla_cpu_prefer_vector_width"
+    return {} if f"--{option}=" in os.environ.get("XLA_FLAGS", "") else {option: 512}
 
 
 @dataclass(frozen=True)
@@ -133,7 +145,11 @@ class Placement:
 
     @property
     def compiler_options(self) -> dict[str, Any]:
-        return products.compiler_options(self.portable) if self.exact and self.on_cpus else {}
+        """XLA's options for the programs of a run."""
+        if not self.on_cpus:
+            return {}
+        options = products.compiler_options(self.portable) if self.exact else {}
+        return options if self.portable else options | wide_vectors()
 
     def compile(
         self,
