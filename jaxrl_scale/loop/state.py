@@ -200,7 +200,7 @@ class Beginning:
 
     def __call__(self, agents: Agents | None = None) -> State:
         placed: State = self.program(*self._place(agents or self._agents))
-        return placed
+        return jax.block_until_ready(placed)  # before the next call: `Placement.compile`
 
     @cached_property
     def program(self) -> Any:
