@@ -247,6 +247,10 @@ class Pool(NamedTuple):
     """``grad(f, params[N], *trees[S, ...]) -> (gradient[N], aux)``, both summed over all
     shards, where ``f(params, *shard) -> (loss, aux)`` and ``params`` is one flat vector.
     One collective."""
+    after: Callable[[PyTree], Pool]
+    """``after(tree)``: a pool whose sums begin when all arrays of ``tree`` are there. Two sums of
+    which neither follows from the other have to be ordered by this, since a device may begin them
+    at the same time."""
 
 
 class Time(NamedTuple):

@@ -5,6 +5,7 @@ import functools
 from typing import Any, NamedTuple
 
 import algorithms
+import collectives
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -71,6 +72,9 @@ class Population(NamedTuple):
 
     history: list[dict[str, np.ndarray]]
 
+    unordered: list[tuple[str, str]]
+    """Collectives of its program that a device may begin at the same time."""
+
 
 @functools.cache
 def population(name):
@@ -83,7 +87,8 @@ def population(name):
     assert not runner.placement.by_agents  # not whole agents on devices
     half, before = after(runner, options, seeds, 4)
     end, later = steps(runner, 4, half)
-    return Population(changes, options, seeds, half, end, before + later)
+    at_once = collectives.unordered(runner._compiled_steps.as_text())
+    return Population(changes, options, seeds, half, end, before + later, at_once)
 
 
 def of_agent(tree, k):
@@ -112,6 +117,12 @@ def test_agents_with_different_numbers_and_seeds_are_the_single_runs(name):
         assert all(np.isfinite(x).all() for x in history[-1].values()), change
         if k:  # each of the numbers is heard, and so is the seed
             assert differing(first, end.shared.algo.params) != [], change
+
+
+@every_algorithm
+def test_a_device_begins_one_collective_after_the_other(name):
+    """On CPUs XLA takes one for the other if a device has begun two."""
+    assert population(name).unordered == []
 
 
 # --- one update --------------------------------------------------------------------------------

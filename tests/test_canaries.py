@@ -5,8 +5,10 @@ trick superfluous: take it out.
 """
 
 import functools
+import re
 
 import algorithms
+import collectives
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -47,6 +49,21 @@ def test_the_hidden_number_of_rounds_is_still_needed(right, monkeypatch):
 
 
 plain_map = functools.partial(sums.map_exact, trips=None)
+
+
+def test_the_order_of_sums_is_still_needed(monkeypatch):
+    """That XLA would take one collective for another is seen in its programs alone: it takes
+    unlucky threads, too."""
+
+    def text():
+        config = algorithms.everything("a2c", num_shards=2, devices=2)
+        return runner_of(config)._compiled_steps.as_text()
+
+    assert collectives.unordered(text()) == []
+    monkeypatch.setattr(sums, "one_number_each", lambda tree: jnp.zeros(0))
+    program = text()
+    assert collectives.unordered(program) != []
+    assert {*re.findall(r"channel_id=(\d+)", program)} == {"1"}  # all of them have one number
 
 
 def test_the_wall_around_merging_is_still_needed():

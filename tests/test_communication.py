@@ -81,8 +81,9 @@ ENTRY %main (p: f32[4]) -> f32[4] {
 @pytest.mark.quickly
 @pytest.mark.parametrize(("devices", "rounds"), [(2, 1), (4, 2)])
 def test_a_gradient_step_is_one_collective_a_round(devices, rounds):
-    """``epochs`` × minibatches of them, each with the gradient and the loss's six sums;
-    three others an iteration: two for the moments of advantages and targets, and the episodes."""
+    """``epochs`` × minibatches of them, each with the gradient, the loss's six sums, and a number of
+    each array that it comes after (mean and scale of advantages, explained variance); three others
+    an iteration: two for the moments of advantages and targets, and the episodes."""
     config = Config(
         env="CartPole-v1",
         num_envs=8,
@@ -97,7 +98,7 @@ def test_a_gradient_step_is_one_collective_a_round(devices, rounds):
     assert {operation for operation, _ in found} == {"collective-permute"}
     parameters = (4 * 8 + 8 + 8 * 2 + 2) + (4 * 8 + 8 + 8 + 1)  # policy and value
     sums = 7  # of the loss and its parts, and the number of valid samples
-    gradient = ("collective-permute", 4 * (parameters + sums))
+    gradient = ("collective-permute", 4 * (parameters + sums + 3))
     assert found.pop(gradient) == rounds * 3 * (8 * 16 // 32)
     assert found.total() == rounds * 3
 

@@ -132,11 +132,13 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
             batch = batch._replace(obs=obs, advantage=advantage)
             return loss(network, options, unravel(params), batch)
 
-        gradient, metrics = optim.mean_gradient(pool, shard_loss, params, samples)
+        gradient, metrics = optim.mean_gradient(pool.after(advantages), shard_loss, params, samples)
         params, state = optimizer.step(gradient, params, shared.optimizer)
         metrics["explained_variance"] = advantages.explained_variance
         metrics["learning_rate"] = optimizer.learning_rate
-        observation = normalize.update(pool, shared.observation, rollout.obs[:, :-1], rollout.valid)
+        observation = normalize.update(
+            pool.after(params), shared.observation, rollout.obs[:, :-1], rollout.valid
+        )
         return Shared(options, unravel(params), state, observation, discounted), local, metrics
 
     return Algorithm(

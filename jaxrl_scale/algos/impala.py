@@ -182,7 +182,9 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
             options.epochs * minibatches, gradient_step, (params, shared.optimizer)
         )
         metrics["learning_rate"] = optimizer.learning_rate
-        observation = normalize.update(pool, shared.observation, rollout.obs[:, :-1], rollout.valid)
+        observation = normalize.update(
+            pool.after(params), shared.observation, rollout.obs[:, :-1], rollout.valid
+        )
         older = (Weights(shared.params, shared.observation), *shared.older)[: options.lag]
         shared = Shared(options, unravel(params), state, observation, discounted, older)
         return shared, local, metrics

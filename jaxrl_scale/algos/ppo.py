@@ -176,7 +176,7 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
                 return loss(network, options, unravel(params), batch)
 
             batch = permute.take(samples, orders, step, axis=1)  # [S, L, m, ...]
-            gradient, means = optim.mean_gradient(pool, shard_loss, params, batch)
+            gradient, means = optim.mean_gradient(pool.after(advantages), shard_loss, params, batch)
             return optimizer.step(gradient, params, state), means
 
         kl = options.target_kl
@@ -186,7 +186,9 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         )
         metrics["explained_variance"] = advantages.explained_variance
         metrics["learning_rate"] = optimizer.learning_rate
-        observation = normalize.update(pool, shared.observation, rollout.obs[:, :-1], rollout.valid)
+        observation = normalize.update(
+            pool.after(params), shared.observation, rollout.obs[:, :-1], rollout.valid
+        )
         return Shared(options, unravel(params), state, observation, discounted), local, metrics
 
     return Algorithm(

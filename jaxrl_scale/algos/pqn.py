@@ -152,7 +152,9 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         )
         metrics["learning_rate"] = optimizer.learning_rate
         metrics["epsilon"] = actor(shared, time).epsilon
-        observation = normalize.update(pool, shared.observation, rollout.obs[:, :-1], rollout.valid)
+        observation = normalize.update(
+            pool.after(params), shared.observation, rollout.obs[:, :-1], rollout.valid
+        )
         return Shared(options, unravel(params), state, observation, discounted), local, metrics
 
     return Algorithm(

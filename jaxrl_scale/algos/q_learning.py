@@ -203,6 +203,8 @@ def advance(
         target_params=unravel(target_params),
         optimizer=optimizer,
         updates=shared.updates + updates,
-        observation=normalize.update(pool, shared.observation, rollout.obs[:, :-1], rollout.valid),
+        observation=normalize.update(
+            pool.after(params), shared.observation, rollout.obs[:, :-1], rollout.valid
+        ),
         older=(weights, *shared.older)[:lag],
     )

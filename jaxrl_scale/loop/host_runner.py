@@ -167,7 +167,7 @@ class HostRunner:
         after, metrics = self.placement.map_agents(
             partial(self._update_agent, num_iterations), before, first_carry, gathered
         )
-        return after, self.placement.publish(metrics), self.placement.any(stop)
+        return after, *self.placement.publish(metrics, stop)
 
     @cached_property
     def _seen_shapes(self) -> tuple[Any, Any, Any, Any]:

@@ -134,7 +134,7 @@ class Runner:
             return after, jax.tree.map(put, moving[1], metrics)
 
         after, metrics = jax.lax.fori_loop(0, count, iteration, (before, room))
-        return after, self.placement.publish(metrics), self.placement.any(stop)
+        return after, *self.placement.publish(metrics, stop)
 
     def init(self, agents: Agents | None = None) -> State:
         """The state before the first iteration, placed: of the runner's agents, or of others."""

@@ -160,7 +160,7 @@ def learn(
     # Of one vector: norms of each array by itself were 22 of the 410 kernels of CartPole's program.
     metrics = metrics | {"param_norm": optax.tree.norm(ravel_pytree(algo_shared.params)[0])}
     following = Shared(shared.seed, shared.iteration + 1, algo_shared)
-    return following, local, pack(metrics | pool.sum(counts))
+    return following, local, pack(metrics | pool.after(algo_shared).sum(counts))
 
 
 # --- the agents of a run ------------------------------------------------------------------------

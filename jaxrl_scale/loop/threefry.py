@@ -53,30 +53,19 @@ def _fold_in(key: Array, data: Array | int) -> Array:
     return jnp.stack(_hash(key, jnp.uint32(0), jnp.asarray(data, jnp.uint32)))
 
 
-def _random_bits(key: Array, bit_width: int, shape: tuple[int, ...]) -> Array:
+def _bits(key: Array, bit_width: int, shape: tuple[int, ...]) -> Array:
+    high, low = _count(key, shape)
     dtype = jnp.dtype(f"uint{bit_width}")
-
-    def bits() -> Array:
-        high, low = _count(key, shape)
-        if bit_width == 64:
-            return high.astype(dtype) << dtype.type(32) | low.astype(dtype)
-        return (high ^ low).astype(dtype)
-
-    def walled() -> Array:
-        always = jax.lax.optimization_barrier(jnp.int32(1))
-        return jax.lax.cond(always == 1, bits, lambda: jnp.zeros(shape, dtype))
-
-    # XLA for CPUs would fuse the rounds with the floats that are made of their bits, and these
-    # would round by how many shards a device has (seen in SAC). What a branch returns reaches
-    # memory, and the condition, which always holds, is one that XLA does not see through.
-    return jax.lax.platform_dependent(cpu=walled, default=bits)
+    if bit_width == 64:
+        return high.astype(dtype) << dtype.type(32) | low.astype(dtype)
+    return (high ^ low).astype(dtype)
 
 
 UNROLLED = define_prng_impl(
     key_shape=(2,),
     seed=_seed,
     split=_split,
-    random_bits=_random_bits,
+    random_bits=_bits,
     fold_in=_fold_in,
     name="threefry2x32_unrolled",
     tag="fru",

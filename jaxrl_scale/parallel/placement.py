@@ -14,13 +14,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from rich.filesize import decimal
 
 from jaxrl_scale.errors import TAKE_LESS, RunError
 from jaxrl_scale.learning import products
 from jaxrl_scale.parallel.machine import free_memory, unheard
-from jaxrl_scale.parallel.sums import AXIS, device_pool, exchange_rounds, local_pool, map_exact
+from jaxrl_scale.parallel.sums import (
+    AXIS,
+    device_pool,
+    exchange_rounds,
+    local_pool,
+    map_exact,
+    one_number_each,
+)
 from jaxrl_scale.types import Array, Pool, PyTree, Span
 
 Find = Callable[
@@ -125,21 +133,33 @@ class Placement:
         (``trips``: see `map_exact`)."""
         return map_exact(f, *trees, trips=trips) if self.exact else jax.vmap(f)(*trees)
 
-    def publish(self, tree: PyTree) -> PyTree:
-        """The results of a device's agents ``[P', ...]``, so that every process can `read` them."""
-        if self.by_agents and self.num_processes > 1:
-            return jax.tree.map(lambda x: jax.lax.all_gather(x, AXIS, tiled=True), tree)
-        return tree
-
-    def any(self, flag: Array) -> Array:
-        """Is a flag, a bool, true in any of the processes?"""
+    def publish(self, tree: PyTree, flag: Array | None = None) -> tuple[PyTree, Array]:
+        """The results of a device's agents ``[P', ...]``, 32-bit numbers, so that every process can
+        `read` them; and whether a flag, a bool, is true in any of the processes."""
+        flag = jnp.zeros((), bool) if flag is None else flag
         if self.num_processes == 1:
-            return flag
-        if self.by_agents:
-            return self.publish(flag[None]).any()
+            return tree, flag
+        if self.by_agents:  # one vector each, so that it is one collective
+            leaves, structure = jax.tree.flatten(tree)
+            words = [jax.lax.bitcast_convert_type(x, jnp.uint32) for x in leaves]
+            words = [x.reshape(len(x), -1) for x in words]
+            flags = jnp.broadcast_to(flag.astype(jnp.uint32), (len(words[0]), 1))
+            rows = jax.lax.all_gather(jnp.concatenate([*words, flags], 1), AXIS, tiled=True)
+            *parts, flags = jnp.split(rows, np.cumsum([x.shape[1] for x in words]), 1)
+            leaves = [
+                jax.lax.bitcast_convert_type(part.reshape(-1, *x.shape[1:]), x.dtype)
+                for part, x in zip(parts, leaves, strict=True)
+            ]
+            return jax.tree.unflatten(structure, leaves), flags.any()
+        return tree, self._any(flag, tree)
+
+    def _any(self, flag: Array, before: PyTree = ()) -> Array:
+        """Is the flag true on any of the devices? They exchange it when ``before`` is there: see
+        `jaxrl_scale.parallel.sums`."""
+        x = jnp.concatenate([flag[None].astype(jnp.float32), one_number_each(before)])
         for partners in exchange_rounds(self.num_devices):
-            flag = flag | jax.lax.ppermute(flag, AXIS, partners)
-        return flag
+            x = jnp.maximum(x, jax.lax.ppermute(x, AXIS, partners))
+        return x[0] > 0
 
     # --- compiling --------------------------------------------------------------------------
 
@@ -213,7 +233,7 @@ class Placement:
         compiled: Any = None
 
         def on_one_device(*trees: PyTree) -> PyTree:
-            return self.publish(self.map_agents(f, *trees))
+            return self.publish(self.map_agents(f, *trees))[0]
 
         def call(*trees: PyTree) -> np.ndarray | None:
             nonlocal compiled
@@ -264,7 +284,7 @@ class Placement:
         """Run one collective, by which the processes connect, without gloo's message about it."""
         with unheard(1):
             flags = np.zeros(len(self.at_hand), bool)
-            jax.block_until_ready(self.compile(self.any, flags)(flags))
+            jax.block_until_ready(self.compile(self._any, flags)(flags))
 
     # --- to and from the host ---------------------------------------------------------------
 
@@ -273,7 +293,7 @@ class Placement:
         return np.full(len(self.at_hand), x, bool if isinstance(x, bool) else np.int32)
 
     def join_flag(self, flags: Array) -> bool:
-        """What `any` gave, on the host."""
+        """Of `publish` the flag, on the host."""
         return bool(first_on_host(flags))
 
     def put(self, tree: PyTree) -> PyTree:

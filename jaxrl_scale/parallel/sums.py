@@ -137,8 +137,19 @@ def device_pool(num_shards: int, num_devices: int, exact: bool) -> Pool:
     return _pool(num_shards, num_devices, exact, lambda: jax.lax.axis_index(AXIS))
 
 
+def one_number_each(tree: PyTree) -> Array:
+    """The first number of each array that is not empty, float32: what follows from these numbers
+    comes after the arrays."""
+    numbers = [x.reshape(-1)[:1].astype(jnp.float32) for x in jax.tree.leaves(tree) if x.size]
+    return jnp.concatenate(numbers or [jnp.zeros(0)])
+
+
 def _pool(
-    num_shards: int, num_devices: int, exact: bool, device_index: Callable[[], Array]
+    num_shards: int,
+    num_devices: int,
+    exact: bool,
+    device_index: Callable[[], Array],
+    before: PyTree = (),
 ) -> Pool:
     at_hand = num_shards // num_devices
 
@@ -148,13 +159,16 @@ def _pool(
     def total(x: Array) -> Array:
         """``[S, n] -> [n]``, over all devices. The rounds are the levels of the tree, as ``a + b``
         and ``b + a`` have the same bits."""
-        rounds = exchange_rounds(num_devices)
+        rounds, size = exchange_rounds(num_devices), x.shape[1]
         if rounds or not exact:  # else the shards at hand are all, and are added within the wall
             x = (tree_sum(x) if exact else x.sum(0))[None]
+        if rounds:  # what comes before travels along, and nobody reads it
+            x = jnp.concatenate([x, one_number_each(before)[None]], 1)
         for partners in rounds[:-1]:
             x = x + jax.lax.ppermute(x, AXIS, partners)
         pair = (x, *(jax.lax.ppermute(x, AXIS, partners) for partners in rounds[-1:]))
-        return walled_sum(*pair) if exact else functools.reduce(operator.add, pair)[0]
+        whole = walled_sum(*pair) if exact else functools.reduce(operator.add, pair)[0]
+        return whole[:size]
 
     def sum(tree: PyTree) -> PyTree:
         return _at_once(total, tree)
@@ -193,4 +207,5 @@ def _pool(
         map=map_shards if exact else lambda f, *trees: jax.vmap(f)(*trees),
         sum=sum,
         grad=grad_exact if exact else grad_fast,
+        after=functools.partial(_pool, num_shards, num_devices, exact, device_index),
     )
