@@ -133,25 +133,29 @@ class Placement:
         (``trips``: see `map_exact`)."""
         return map_exact(f, *trees, trips=trips) if self.exact else jax.vmap(f)(*trees)
 
-    def publish(self, tree: PyTree, flag: Array | None = None) -> tuple[PyTree, Array]:
-        """The results of a device's agents ``[P', ...]``, 32-bit numbers, so that every process can
-        `read` them; and whether a flag, a bool, is true in any of the processes."""
-        flag = jnp.zeros((), bool) if flag is None else flag
+    def publish(self, tree: PyTree, flag: Array) -> tuple[PyTree, Array]:
+        """The results of a device's agents ``[P', ...]``, so that every process can `read` them, and
+        whether a flag, a bool, is true in any of the processes."""
         if self.num_processes == 1:
             return tree, flag
-        if self.by_agents:  # one vector each, so that it is one collective
-            leaves, structure = jax.tree.flatten(tree)
-            words = [jax.lax.bitcast_convert_type(x, jnp.uint32) for x in leaves]
-            words = [x.reshape(len(x), -1) for x in words]
-            flags = jnp.broadcast_to(flag.astype(jnp.uint32), (len(words[0]), 1))
-            rows = jax.lax.all_gather(jnp.concatenate([*words, flags], 1), AXIS, tiled=True)
-            *parts, flags = jnp.split(rows, np.cumsum([x.shape[1] for x in words]), 1)
-            leaves = [
-                jax.lax.bitcast_convert_type(part.reshape(-1, *x.shape[1:]), x.dtype)
-                for part, x in zip(parts, leaves, strict=True)
-            ]
-            return jax.tree.unflatten(structure, leaves), flags.any()
-        return tree, self._any(flag, tree)
+        if not self.by_agents:
+            return tree, self._any(flag, tree)
+        agents = len(jax.tree.leaves(tree)[0])
+        tree, flags = self._gathered((tree, jnp.full(agents, flag, jnp.int32)))
+        return tree, flags.any()
+
+    def _gathered(self, tree: PyTree) -> PyTree:
+        """Of the agents of a device, ``[P', ...]``, the arrays of all agents: numbers of 32 bits,
+        which travel as one vector an agent."""
+        leaves, structure = jax.tree.flatten(tree)
+        words = [jax.lax.bitcast_convert_type(x, jnp.uint32).reshape(len(x), -1) for x in leaves]
+        rows = jax.lax.all_gather(jnp.concatenate(words, 1), AXIS, tiled=True)
+        parts = jnp.split(rows, np.cumsum([x.shape[1] for x in words])[:-1], 1)
+        whole = [
+            jax.lax.bitcast_convert_type(part, x.dtype).reshape(-1, *x.shape[1:])
+            for part, x in zip(parts, leaves, strict=True)
+        ]
+        return jax.tree.unflatten(structure, whole)
 
     def _any(self, flag: Array, before: PyTree = ()) -> Array:
         """Is the flag true on any of the devices? They exchange it when ``before`` is there: see
@@ -233,7 +237,9 @@ class Placement:
         compiled: Any = None
 
         def on_one_device(*trees: PyTree) -> PyTree:
-            return self.publish(self.map_agents(f, *trees))[0]
+            results = self.map_agents(f, *trees)
+            gathers = self.by_agents and self.num_processes > 1
+            return self._gathered(results) if gathers else results
 
         def call(*trees: PyTree) -> np.ndarray | None:
             nonlocal compiled
