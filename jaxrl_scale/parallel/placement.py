@@ -134,8 +134,8 @@ class Placement:
         return map_exact(f, *trees, trips=trips) if self.exact else jax.vmap(f)(*trees)
 
     def publish(self, tree: PyTree, flag: Array) -> tuple[PyTree, Array]:
-        """The results of a device's agents ``[P', ...]``, so that every process can `read` them, and
-        whether a flag, a bool, is true in any of the processes."""
+        """The results of a device's agents ``[P', ...]``, for every process to `read`, and whether
+        a flag, a bool, is true in any of the processes."""
         if self.num_processes == 1:
             return tree, flag
         if not self.by_agents:
