@@ -18,7 +18,9 @@ import pytest
 import warm
 from running import AS_USERS
 
+from jaxrl_scale.config import Config
 from jaxrl_scale.learning import products
+from jaxrl_scale.parallel import backend
 
 NAMES = ("batch", "mlp", "cnn", "gru")
 REPLAYING = ("dqn", "sac")
@@ -180,3 +182,14 @@ def test_the_users_own_choice_for_ynnpack_stands(monkeypatch):
     script = "import jaxrl_scale, os; print(os.environ['XLA_FLAGS'])"
     shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert shown.stdout.strip() == f"--xla_cpu_ftz=true {flag}=+reduce"
+
+
+def test_wide_vectors_are_asked_for_but_where_the_run_is_portable_or_the_user_chose(monkeypatch):
+    option, [device, *_] = "xla_cpu_prefer_vector_width", jax.local_devices()
+    placed, portable = (
+        backend.place(Config(env="CartPole-v1", portable=which), [device]) for which in (0, 1)
+    )
+    assert placed.compiler_options[option] == 512
+    assert option not in portable.compiler_options
+    monkeypatch.setenv("XLA_FLAGS", f"--xla_cpu_ftz=true --{option}=256")
+    assert option not in placed.compiler_options
