@@ -3,7 +3,7 @@
     python -m jaxrl_scale.train --config configs/a2c_mountain_car.py
 
 Training takes 2,000,000 steps; eight agents in one program take a minute and a half on one core.
-The return is then about -113, and -130 for the worst of 32 agents. The large entropy bonus keeps
+The return is then about -111, and -126 for the worst of 32 agents. The large entropy bonus keeps
 the policy from settling on one swing more than it needs: with a bonus of 0.02 or 0.05, all agents
 end at about -127.
 """

@@ -3,7 +3,7 @@
     python -m jaxrl_scale.train --config configs/acrobot.py
 
 Training takes 600,000 steps, which are about two seconds on two cores after compilation. The
-return is then about -79, and -87 for the worst of 256 agents (seeds 1000 to 1255, on which nothing
+return is then about -79, and -90 for the worst of 256 agents (seeds 1000 to 1255, on which nothing
 was chosen). The mean return of the last 100 episodes reaches -100 after about 155,000 steps
 (179,000 for the slowest of 64 agents).
 """

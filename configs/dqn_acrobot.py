@@ -2,8 +2,8 @@
 
     python -m jaxrl_scale.train --config configs/dqn_acrobot.py
 
-Training takes 400,000 steps, or 45 seconds per agent on one core. The return is then about -74,
-and -86 for the worst of 16 agents. The settings come from a search (benchmarks/README.md): with a
+Training takes 400,000 steps, or 45 seconds per agent on one core. The return is then about -76,
+and -83 for the worst of 16 agents. The settings come from a search (benchmarks/README.md): with a
 learning rate of 1e-3, returns of 5 steps and a longer exploration, the worst of 8 had -89.
 """
 

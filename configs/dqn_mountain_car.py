@@ -3,7 +3,7 @@
     python -m jaxrl_scale.train --config configs/dqn_mountain_car.py
 
 Training takes 250,000 steps, or 40 seconds per agent on one core. The return is then about -100,
-and -106 for the worst of 16 agents. Random actions never reach the flag. Optimistic values do:
+and -109 for the worst of 16 agents. Random actions never reach the flag. Optimistic values do:
 they begin at 0, which is too high, and sink where the car has been, so that it drives to where it
 has not. Therefore the target network follows slowly and the random actions end early. With a
 target network that follows at once and random actions during half of the run, none of four agents

@@ -2,8 +2,8 @@
 
     python -m jaxrl_scale.train --config configs/pqn_cartpole.py
 
-Training takes 500,000 steps; 64 agents take 5 minutes together on one core. Of them 61 then
-reach a return of 490 or more (500 is the maximum), and the worst ends at 215. With 10 % of random
+Training takes 500,000 steps; 64 agents take 5 minutes together on one core. Of them 63 then
+reach a return of 490 or more (500 is the maximum), and one ends at 481. With 10 % of random
 actions until the end instead of 2 %, seven end below 490.
 """
 
