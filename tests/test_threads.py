@@ -187,7 +187,8 @@ def test_the_users_own_choice_for_ynnpack_stands(monkeypatch):
 def test_wide_vectors_are_asked_for_but_where_the_run_is_portable_or_the_user_chose(monkeypatch):
     option, [device, *_] = "xla_cpu_prefer_vector_width", jax.local_devices()
     placed, portable = (
-        backend.place(Config(env="CartPole-v1", portable=which), [device]) for which in (0, 1)
+        backend.place(Config(env="CartPole-v1", portable=which), [device])
+        for which in (False, True)
     )
     assert placed.compiler_options[option] == 512
     assert option not in portable.compiler_options

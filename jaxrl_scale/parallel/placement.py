@@ -145,8 +145,10 @@ class Placement:
         return tree, flags.any()
 
     def _gathered(self, tree: PyTree) -> PyTree:
-        """Of the agents of a device, ``[P', ...]``, the arrays of all agents: numbers of 32 bits,
-        which travel as one vector an agent."""
+        """Of the agents of a device, ``[P', ...]``, the arrays of all agents, where these are on
+        several processes: numbers of 32 bits, which travel as one vector an agent."""
+        if not self.by_agents or self.num_processes == 1:
+            return tree
         leaves, structure = jax.tree.flatten(tree)
         words = [jax.lax.bitcast_convert_type(x, jnp.uint32).reshape(len(x), -1) for x in leaves]
         rows = jax.lax.all_gather(jnp.concatenate(words, 1), AXIS, tiled=True)
@@ -237,9 +239,7 @@ class Placement:
         compiled: Any = None
 
         def on_one_device(*trees: PyTree) -> PyTree:
-            results = self.map_agents(f, *trees)
-            gathers = self.by_agents and self.num_processes > 1
-            return self._gathered(results) if gathers else results
+            return self._gathered(self.map_agents(f, *trees))
 
         def call(*trees: PyTree) -> np.ndarray | None:
             nonlocal compiled
