@@ -8,11 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.random import define_prng_impl
 from running import runner_of, small, time_at
 
 from jaxrl_scale import algos
 from jaxrl_scale.config import Config
 from jaxrl_scale.learning import permute
+from jaxrl_scale.loop import threefry
 from jaxrl_scale.loop.evaluator import Evaluator
 from jaxrl_scale.loop.threefry import UNROLLED
 from jaxrl_scale.options import traced
@@ -181,3 +183,29 @@ def test_our_generator_has_the_bits_of_jax_own(seed, draw):
             for impl in (UNROLLED, "threefry2x32")
         )
     np.testing.assert_array_equal(ours, theirs, strict=True)
+
+
+def test_the_bits_of_our_generator_are_computed_once_for_all_that_is_made_of_them():
+    """On CPUs. XLA would compute them again in each of the four columns that are read."""
+
+    def rounds(impl):
+        def columns(words):
+            keys = jax.random.split(jax.random.wrap_key_data(words, impl=impl), 64)
+            x = jax.vmap(lambda key: jax.random.uniform(key, (4,)))(keys)
+            return [(i + 1) * x[:, i] for i in range(4)]
+
+        program = jax.jit(columns).lower(jnp.zeros(2, jnp.uint32)).compile()
+        return program.as_text().count(" shift-left(")
+
+    unwalled = define_prng_impl(
+        key_shape=(2,),
+        seed=threefry._seed,
+        split=threefry._split,
+        random_bits=threefry._bits,
+        fold_in=threefry._fold_in,
+        name="threefry2x32_unwalled",
+        tag="unw",
+    )
+    # Twenty rounds for the keys, and twenty for the bits.
+    assert rounds(UNROLLED) == 40
+    assert rounds(unwalled) > 100
