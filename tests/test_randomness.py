@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.extend.random import define_prng_impl
 from running import runner_of, small, time_at
 
 from jaxrl_scale import algos
@@ -188,24 +187,13 @@ def test_our_generator_has_the_bits_of_jax_own(seed, draw):
 def test_the_bits_of_our_generator_are_computed_once_for_all_that_is_made_of_them():
     """On CPUs. XLA would compute them again in each of the four columns that are read."""
 
-    def rounds(impl):
-        def columns(words):
-            keys = jax.random.split(jax.random.wrap_key_data(words, impl=impl), 64)
-            x = jax.vmap(lambda key: jax.random.uniform(key, (4,)))(keys)
-            return [(i + 1) * x[:, i] for i in range(4)]
+    def rounds(draw):
+        def columns(keys):
+            x = jax.vmap(lambda key: draw(key, 32, (4,)))(keys)
+            return [x[:, i] >> i for i in range(4)]
 
-        program = jax.jit(columns).lower(jnp.zeros(2, jnp.uint32)).compile()
+        program = jax.jit(columns).lower(jnp.zeros((64, 2), jnp.uint32)).compile()
         return program.as_text().count(" shift-left(")
 
-    unwalled = define_prng_impl(
-        key_shape=(2,),
-        seed=threefry._seed,
-        split=threefry._split,
-        random_bits=threefry._bits,
-        fold_in=threefry._fold_in,
-        name="threefry2x32_unwalled",
-        tag="unw",
-    )
-    # Twenty rounds for the keys, and twenty for the bits.
-    assert rounds(UNROLLED) == 40
-    assert rounds(unwalled) > 100
+    assert rounds(threefry._walled_bits) == 20
+    assert rounds(threefry._bits) == 4 * 20
