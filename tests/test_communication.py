@@ -79,18 +79,19 @@ ENTRY %main (p: f32[4]) -> f32[4] {
 
 
 @pytest.mark.quickly
+@pytest.mark.parametrize("normalize_observations", [False, True])
 @pytest.mark.parametrize(("devices", "rounds"), [(2, 1), (4, 2)])
-def test_a_gradient_step_is_one_collective_a_round(devices, rounds):
+def test_a_gradient_step_is_one_collective_a_round(devices, rounds, normalize_observations):
     """``epochs`` × minibatches of them, each with the gradient, the loss's six sums and a number of
     each array that it comes after (mean and scale of advantages, explained variance); three others
-    an iteration: two for the moments of advantages and targets, and the episodes."""
+    an iteration: two for the moments of advantages, targets and observations, and the episodes."""
     config = Config(
         env="CartPole-v1",
         num_envs=8,
         num_shards=4,
         rollout_length=16,
         hidden_sizes=(8,),
-        algo=ppo.Config(minibatch_size=32, epochs=3),
+        algo=ppo.Config(minibatch_size=32, epochs=3, normalize_observations=normalize_observations),
     )
     runner = Runner(config, envs.make(config.env), place(config, jax.devices()[:devices]))
     runner.compile()

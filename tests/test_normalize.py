@@ -40,6 +40,7 @@ def test_each_number_can_have_a_mask_of_its_own_and_batches_do_not_mix():
 
 
 class Samples(NamedTuple):
+    obs: np.ndarray
     advantage: np.ndarray
     target: np.ndarray
     valid: np.ndarray
@@ -50,9 +51,13 @@ def test_each_minibatch_is_normalized_by_its_own_advantages_on_all_shards(normal
     """Two shards of 3 sequences with 4 steps each; three minibatches take a sequence of each."""
     rng = np.random.default_rng(4)
     advantage, target = rng.normal(3.0, 2.0, (2, 2, 4, 3)).astype(np.float32)
-    samples = Samples(advantage, target, rng.random((2, 4, 3)) < 0.7)
+    obs = rng.normal(size=(2, 4, 3, 5)).astype(np.float32)
+    samples = Samples(obs, advantage, target, rng.random((2, 4, 3)) < 0.7)
     orders = np.array([[[2], [0], [1]], [[1], [2], [0]]])
-    found = normalize.advantages(local_pool(2), samples, normalized, jnp.asarray(orders))
+    found, none = normalize.advantages(
+        local_pool(2), samples, normalized, None, jnp.asarray(orders)
+    )
+    assert none is None
     for k in range(3):
         chosen = np.concatenate(
             [advantage[s, :, orders[s, k, 0]][samples.valid[s, :, orders[s, k, 0]]] for s in (0, 1)]
@@ -63,10 +68,34 @@ def test_each_minibatch_is_normalized_by_its_own_advantages_on_all_shards(normal
     errors, targets = advantage[samples.valid], target[samples.valid]
     explained = 1 - errors.var() / targets.var()
     np.testing.assert_allclose(found.explained_variance, explained, rtol=1e-4)
-    whole = normalize.advantages(local_pool(2), samples, normalized)
+    whole, _ = normalize.advantages(local_pool(2), samples, normalized, None)
     mean, scale = (errors.mean(), 1 / errors.std()) if normalized else (0, 1)
     np.testing.assert_allclose(whole.mean, mean, rtol=1e-5)
     np.testing.assert_allclose(whole.scale, scale, rtol=1e-5)
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+@pytest.mark.parametrize("minibatches", [True, False])
+def test_the_statistics_of_observations_beside_advantages_are_those_of_an_update(
+    normalized, minibatches
+):
+    """Against NumPy too: of all valid observations, whatever the minibatches are."""
+    rng = np.random.default_rng(5)
+    advantage, target = rng.normal(size=(2, 2, 4, 3)).astype(np.float32)
+    obs = rng.normal(3.0, 2.0, (2, 4, 3, 5)).astype(np.float32)
+    samples = Samples(obs, advantage, target, rng.random((2, 4, 3)) < 0.7)
+    orders = jnp.array([[[2], [0], [1]], [[1], [2], [0]]]) if minibatches else None
+    before = normalize.merge(
+        normalize.init(True, (5,)), jnp.int32(7), jnp.full(5, 2.0), jnp.full(5, 3.0)
+    )
+    alone, _ = normalize.advantages(local_pool(2), samples, normalized, None, orders)
+    beside, after = normalize.advantages(local_pool(2), samples, normalized, before, orders)
+    expected = normalize.update(local_pool(2), before, obs, samples.valid)
+    jax.tree.map(np.testing.assert_array_equal, after, expected)
+    jax.tree.map(np.testing.assert_array_equal, beside, alone)
+    seen = obs[samples.valid].astype(np.float64)
+    assert int(after.low) == 7 + len(seen)
+    np.testing.assert_allclose(after.mean, (14 + seen.sum(0)) / (7 + len(seen)), rtol=1e-5)
 
 
 def test_merged_batches_have_the_moments_of_all_samples_together():

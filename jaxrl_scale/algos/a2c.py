@@ -122,7 +122,9 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
             pool, shared.discounted, local, rollout, options.gamma
         )
         samples = pool.map(lambda rolled: shard_samples(shared, rolled), rollout)  # [S, T, B, ...]
-        advantages = normalize.advantages(pool, samples, options.normalize_advantages)
+        advantages, observation = normalize.advantages(
+            pool, samples, options.normalize_advantages, shared.observation
+        )
         optimizer = optim.make(options, time.progress)
         params, unravel = ravel_pytree(shared.params)  # one vector [N]
 
@@ -136,9 +138,6 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         params, state = optimizer.step(gradient, params, shared.optimizer)
         metrics["explained_variance"] = advantages.explained_variance
         metrics["learning_rate"] = optimizer.learning_rate
-        observation = normalize.update(
-            pool.after(params), shared.observation, rollout.obs[:, :-1], rollout.valid
-        )
         return Shared(options, unravel(params), state, observation, discounted), local, metrics
 
     return Algorithm(

@@ -162,7 +162,9 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         samples = pool.map(lambda rolled: shard_samples(shared, rolled), rollout)  # [S, L, n, ...]
         minibatches = config.steps_per_iteration // options.minibatch_size
         orders = permute.minibatches(pool, key, samples.valid.shape[2], options.epochs, minibatches)
-        advantages = normalize.advantages(pool, samples, options.normalize_advantages, orders)
+        advantages, observation = normalize.advantages(
+            pool, samples, options.normalize_advantages, shared.observation, orders
+        )
         optimizer = optim.make(options, time.progress)
         params, unravel = ravel_pytree(shared.params)  # one vector [N]
 
@@ -186,9 +188,6 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         )
         metrics["explained_variance"] = advantages.explained_variance
         metrics["learning_rate"] = optimizer.learning_rate
-        observation = normalize.update(
-            pool.after(params), shared.observation, rollout.obs[:, :-1], rollout.valid
-        )
         return Shared(options, unravel(params), state, observation, discounted), local, metrics
 
     return Algorithm(

@@ -180,7 +180,12 @@ def scale_rewards(
 
 
 class Learned(Protocol):
-    """What a value function learned from, of every sample: ``[S, ...]``."""
+    """What a value function learned from, of every sample: ``[S, L, n]``."""
+
+    @property
+    def obs(self) -> Array:
+        """Not normalized, ``[S, L, n, *shape]``."""
+        ...
 
     @property
     def advantage(self) -> Array:
@@ -203,21 +208,28 @@ class Advantages(NamedTuple):
 
 
 def advantages(
-    pool: Pool, samples: Learned, normalized: bool, orders: Array | None = None
-) -> Advantages:
-    """The moments of the valid advantages of each minibatch, over all shards.
+    pool: Pool,
+    samples: Learned,
+    normalized: bool,
+    observation: Statistics | None,
+    orders: Array | None = None,
+) -> tuple[Advantages, Statistics | None]:
+    """The moments of the valid advantages of each minibatch, over all shards, and what `update`
+    makes of the statistics of observations.
 
-    Advantages do not change within an iteration, so all moments that it needs travel together,
-    before the first gradient step.
+    Advantages and observations do not change within an iteration, so all moments that it needs
+    travel together, before the first gradient step.
 
     Args:
       samples: ``[S, L, n]``.
       normalized: whether advantages are to be normalized.
+      observation: statistics of the observations so far; None stays None.
       orders: the indices, of ``n``, that make up each minibatch, ``[S, steps, m]``; None: all
         samples are one batch.
 
     Returns:
-      The mean and the scale ``[steps]``, or ``[]`` of the one batch.
+      The mean and the scale ``[steps]``, or ``[]`` of the one batch; and the statistics with the
+      observations of these samples, for the next iteration.
     """
     shards = samples.valid.shape[0]
     batches = [_samples(jnp.stack([samples.advantage, samples.target], -1), samples.valid)]
@@ -228,12 +240,16 @@ def advantages(
         )
         steps = orders.shape[1]
         batches.append((advantage.reshape(shards, -1, steps), valid.reshape(shards, -1, steps)))
-    whole, *of_minibatches = pooled_moments(pool, *batches)
+    if observation is not None:
+        batches.append(_samples(samples.obs, samples.valid))
+    whole, *others = pooled_moments(pool, *batches)
+    if observation is not None:
+        observation = merge(observation, *others.pop())
     explained = 1 - whole.variance[0] / jnp.maximum(whole.variance[1], 1e-8)
     if not normalized:
         shape = () if orders is None else orders.shape[1]
-        return Advantages(jnp.zeros(shape), jnp.ones(shape), explained)
+        return Advantages(jnp.zeros(shape), jnp.ones(shape), explained), observation
     mean, variance = whole.mean[0], whole.variance[0]
-    if of_minibatches:
-        _, mean, variance = of_minibatches[0]
-    return Advantages(mean, 1 / (jnp.sqrt(variance) + 1e-8), explained)
+    if others:  # of minibatches
+        _, mean, variance = others[0]
+    return Advantages(mean, 1 / (jnp.sqrt(variance) + 1e-8), explained), observation
