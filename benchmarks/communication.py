@@ -240,7 +240,7 @@ def iteration(file: str, growth: Fraction, seconds: float = 4.0) -> list[float]:
     from jaxrl_scale.loop.prepare import compile_in_turn
 
     runner, hosts = _runner(file, growth)
-    compile_in_turn(runner, hosts, bool(runner.config.compilation_cache))
+    compile_in_turn(runner, hosts, bool(runner.config.compilation_cache), fresh=True)
     state, _ = runner.step(runner.init())
     state, _ = runner.step(state)
     once = -time.perf_counter()

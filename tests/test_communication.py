@@ -2,6 +2,7 @@
 
 import importlib.util
 from collections import Counter
+from fractions import Fraction
 from pathlib import Path
 
 import jax
@@ -118,6 +119,22 @@ def test_the_exchange_gives_the_bits_of_the_fixed_order(devices):
     parts = x.reshape(devices, shards // devices, -1)
     swapped = np.asarray(jax.pmap(pool.sum, axis_name=AXIS)(parts))
     np.testing.assert_array_equal(swapped, np.broadcast_to(alone, swapped.shape))
+
+
+@pytest.mark.quickly
+def test_iterations_are_timed_at_a_share_of_the_work(tmp_path):
+    config = tmp_path / "toy.py"
+    config.write_text("""
+from jaxrl_scale.algos import ppo
+from jaxrl_scale.config import Config
+
+def get_config():
+    return Config(num_envs=16, num_shards=8, rollout_length=8, hidden_sizes=(8,),
+                  algo=ppo.Config(minibatch_size=32, epochs=1))
+""")
+    times = model.iteration(str(config), Fraction(1, 2), seconds=0.01)
+    assert len(times) >= 8
+    assert min(times) > 0
 
 
 def test_what_was_measured_is_printed_as_constants():

@@ -286,6 +286,25 @@ def test_peak_memory_is_this_processs_not_its_parents():
     assert float(re.search(r"stdout='([\d.]+)", done.stdout)[1]) < 900
 
 
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="a policy of Linux")
+@pytest.mark.parametrize("chosen", ["SCHED_OTHER", "SCHED_IDLE"])
+def test_what_starts_later_is_batch_work_unless_the_user_has_chosen(chosen):
+    def policies():
+        os.sched_setscheduler(0, getattr(os, chosen), os.sched_param(0))
+        machine.schedule_as_batch()
+        with ThreadPoolExecutor(1) as started_later:
+            return {
+                os.sched_getscheduler(0),
+                started_later.submit(os.sched_getscheduler, 0).result(),
+            }
+
+    before = os.sched_getscheduler(0)
+    with ThreadPoolExecutor(1) as thread:
+        expected = os.SCHED_IDLE if chosen == "SCHED_IDLE" else os.SCHED_BATCH
+        assert thread.submit(policies).result() == {expected}
+    assert os.sched_getscheduler(0) == before
+
+
 # --- meeting --------------------------------------------------------------------------------
 
 
@@ -367,7 +386,7 @@ def test_a_process_alone_gathers_its_own_value():
 
 
 LINKED = """
-import asyncio, sys, time
+import asyncio, json, os, sys, time
 from jaxrl_scale.config import Launch, files
 from jaxrl_scale.parallel import hosts
 from jaxrl_scale.parallel.cluster import Cluster
@@ -407,6 +426,28 @@ def test_the_end_of_those_who_were_told_is_not_taken_for_a_loss(tmp_path, who):
         by = "" if k == who else rf"ended by process {who} of 3 on \S+: "
         assert re.fullmatch(rf"error: process {k} of 3 on \S+: {by}out of luck\n", done.err)
         assert done.status == IO_ERROR
+
+
+POLICIES = """
+from pathlib import Path
+from jaxrl_scale.config import Config
+from jaxrl_scale.parallel import backend
+backend.initialize(Config(num_shards=2, num_envs=2, devices=1), link)
+tasks = [(os.sched_getscheduler(int(task.name)), (task / "comm").read_text().strip())
+         for task in Path("/proc/self/task").iterdir()]
+print(json.dumps(tasks))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="a policy of Linux")
+def test_the_threads_that_compute_and_exchange_are_batch_work(tmp_path):
+    """Gloo's thread has no name of its own."""
+    for done in links_run(tmp_path, POLICIES, 2).values():
+        tasks = json.loads(done.out)
+        computing = {policy for policy, name in tasks if name.startswith("tf_XLA")}
+        unnamed = [policy for policy, name in tasks if name.startswith("python")]
+        assert computing == {os.SCHED_BATCH}
+        assert unnamed.count(os.SCHED_BATCH) > unnamed.count(os.SCHED_OTHER)
 
 
 def test_of_two_processes_with_one_number_the_second_is_refused():

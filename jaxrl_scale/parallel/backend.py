@@ -15,6 +15,7 @@ from jaxrl_scale.parallel.hosts import Hosts
 from jaxrl_scale.parallel.machine import (
     free_port,
     processor_features,
+    schedule_as_batch,
     split,
     visible_cores,
     visible_gpus,
@@ -93,6 +94,7 @@ def _span(hosts: Hosts) -> int:
     if jax.distributed.is_initialized():  # for an earlier run of the same processes
         return fewest
     if not seen[1]:
+        schedule_as_batch()  # XLA's and gloo's threads, which start with the backend
         _cache_for_all_processes()
     # Its own heartbeat ends in an abort that names nobody: ours comes first.
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM from us

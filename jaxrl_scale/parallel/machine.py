@@ -33,6 +33,21 @@ def visible_cores() -> list[int]:
     return cores[: int(asked)]
 
 
+def schedule_as_batch() -> None:
+    """Let what this thread starts from here on, threads and processes, be batch work for Linux's
+    scheduler (sched(7)): awakened, it waits for the thread that has the core to sleep or to have
+    had its share, and has as large a share itself.
+
+    With gloo's collectives on CPUs this is what keeps processes of few cores together. Gloo has a
+    thread that waits for messages. When one came while the computing thread was sending, and held
+    the connection's lock, it took the core and asked for the lock over and over, until its time
+    was up: 3 ms for a sum that takes 0.1 (jaxlib 0.10.2; measured in docs/scaling.md).
+    """
+    with contextlib.suppress(AttributeError, OSError):  # not on Linux, or not allowed
+        if os.sched_getscheduler(0) == os.SCHED_OTHER:  # else the user has chosen
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
 def processor_features() -> str:
     """What the processors here are called and can do, for which XLA compiles. Raises an OSError
     where Linux does not tell."""
