@@ -101,13 +101,13 @@ def fit(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[float, float]
 
 # These three are what `measure` prints last.
 # Processes on the 2 cores of docs/scaling.md: seconds of one of the trainer's sums, and a byte.
-SUMS = {2: (0.000108, 1.35e-09), 4: (0.00123, 3.45e-09)}
+SUMS = {2: (4.34e-05, 2.71e-10), 4: (9.78e-05, 1.05e-09)}
 # Seconds of an iteration on one core: what every device does whole, and what they share.
-WORK = {"acrobot": (0.00135, 0.0408), "lunar_lander": (0.0, 0.293)}
+WORK = {"acrobot": (0.000264, 0.0189), "lunar_lander": (0.000619, 0.0544)}
 # Seconds of an iteration, the least of all, by processes: strong, weak.
 POINTS: dict[str, dict[int, tuple[float, float]]] = {
-    "acrobot": {1: (0.0422, 0.0422), 2: (0.0461, 0.075), 4: (0.268, 0.349)},
-    "lunar_lander": {1: (0.293, 0.293), 2: (0.259, 0.473), 4: (0.481, 1.36)},
+    "acrobot": {1: (0.0192, 0.0192), 2: (0.0127, 0.0223), 4: (0.0202, 0.0498)},
+    "lunar_lander": {1: (0.055, 0.055), 2: (0.0324, 0.0603), 4: (0.0424, 0.136)},
 }
 CORES = 2  # of the machine of POINTS
 
@@ -135,18 +135,17 @@ STEPS = (
     Step(
         "acrobot",
         *WORK["acrobot"],
-        sums=((37932, 64), (256, 3), (24, 2), (12, 1), (8, 2), (4, 3), (1, 1)),
+        sums=((37944, 64), (816, 1), (288, 1), (132, 1), (12, 1)),
         most=128,
     ),
     Step(
         "lunar_lander",
         *WORK["lunar_lander"],
-        sums=((39216, 64), (256, 3), (32, 2), (12, 1), (8, 2), (4, 6), (1, 1)),
-        most=512,
+        sums=((39228, 64), (824, 1), (296, 1), (148, 1), (12, 2), (4, 1)),
+        most=128,
     ),
 )
-# LunarLander with the 512 environments that its config had when this was measured.
-STEPS_AN_ITERATION = {"acrobot": 128 * 64, "lunar_lander": 512 * 64}
+STEPS_AN_ITERATION = {"acrobot": 128 * 64, "lunar_lander": 128 * 64}
 
 # --- counting collectives -------------------------------------------------------------------
 
