@@ -34,9 +34,9 @@ def visible_cores() -> list[int]:
 
 
 def schedule_as_batch() -> None:
-    """Let what this thread starts from here on, threads and processes, be batch work for Linux's
-    scheduler (sched(7)): awakened, it waits for the thread that has the core to sleep or to have
-    had its share, and has as large a share itself.
+    """Let this thread, and the threads and processes that it starts from here on, be batch work for
+    Linux's scheduler (sched(7)): awakened, such a thread waits until the one that has the core
+    sleeps or has had its share. Its own share is as large as any other's.
 
     With gloo's collectives on CPUs this is what keeps processes of few cores together. Gloo has a
     thread that waits for messages. When one came while the computing thread was sending, and held
