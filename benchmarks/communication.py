@@ -62,7 +62,7 @@ Way = Callable[[int, float, Link], float]
 
 
 def exchange(n: int, size: float, link: Link) -> float:
-    """The trainer's (`distributed.device_pool`), recursive doubling: ``log2 n`` rounds, each a
+    """The trainer's (`sums.device_pool`), recursive doubling: ``log2 n`` rounds, each a
     collective in which two partners swap what they have and add it."""
     return math.ceil(math.log2(n)) * (link.start + link.round + size * link.byte)
 
