@@ -1,7 +1,9 @@
 """Slow: whole configs, to their end. ``make test-slow``."""
 
+import gc
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from running import differing, run, runner_of
@@ -16,6 +18,15 @@ PPO = ("cartpole", "acrobot", "mountain_car", "pendulum", "lunar_lander")
 ON_TWO_CORES = [name for name, target in TARGETS.items() if target.minutes <= 15]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
+
+@pytest.fixture(autouse=True)
+def forget_programs_of_each_test():
+    """A runner maps a thousand pieces of memory and more: those of fifteen tests are more than the
+    kernel grants a process, and XLA aborts. See `conftest.forget_compiled_programs`."""
+    yield
+    jax.clear_caches()
+    gc.collect()
 
 
 @pytest.mark.parametrize("name", [*PPO, *(n for n in TARGETS if n.endswith("_cartpole"))])
