@@ -48,11 +48,8 @@ def pytest_terminal_summary(terminalreporter):
 
 @pytest.fixture(autouse=True, scope="module")
 def forget_compiled_programs():
-    """Each maps some hundred pieces of memory, of which the kernel grants a process 65,530."""
     yield
-    running.shared.clear()
-    jax.clear_caches()
-    gc.collect()
+    running.forget_programs()
 
 
 STRICT = {

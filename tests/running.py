@@ -1,6 +1,7 @@
 """What several tests share: a small run without files, on chosen devices."""
 
 import dataclasses
+import gc
 import json
 
 import jax
@@ -56,8 +57,15 @@ def first_shared(algo, config, seed=0, **options):
 
 
 shared = {}
-"""Runners by the text of their config and how they were compiled; conftest.py empties it after a
-module."""
+"""Runners by the text of their config and how they were compiled, until `forget_programs`."""
+
+
+def forget_programs():
+    """Drop all that was compiled. A runner maps a thousand pieces of memory and more, of which the
+    kernel grants a process 65,530; beyond, XLA aborts."""
+    shared.clear()
+    jax.clear_caches()
+    gc.collect()
 
 
 def shared_runner(config):

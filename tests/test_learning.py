@@ -1,12 +1,10 @@
 """Slow: whole configs, to their end. ``make test-slow``."""
 
-import gc
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
-from running import differing, run, runner_of
+from running import differing, forget_programs, run, runner_of
 from targets import TARGETS
 
 from jaxrl_scale.config import files
@@ -22,11 +20,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 @pytest.fixture(autouse=True)
 def forget_programs_of_each_test():
-    """A runner maps a thousand pieces of memory and more: those of fifteen tests are more than the
-    kernel grants a process, and XLA aborts. See `conftest.forget_compiled_programs`."""
+    """The runners of fifteen of these tests are more than a process may have."""
     yield
-    jax.clear_caches()
-    gc.collect()
+    forget_programs()
 
 
 @pytest.mark.parametrize("name", [*PPO, *(n for n in TARGETS if n.endswith("_cartpole"))])
