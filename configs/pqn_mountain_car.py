@@ -2,8 +2,8 @@
 
     python -m jaxrl_scale.train --config configs/pqn_mountain_car.py
 
-Training takes 1,000,000 steps, or 30 seconds per agent on one core. The return is then about -101,
-and -120 for the worst of 16 agents. Random actions never reach the flag. Large learning steps and
+Training takes 1,000,000 steps, or 30 seconds per agent on one core. The return is then about -100,
+and -121 for the worst of 16 agents. Random actions never reach the flag. Large learning steps and
 random actions that end early do, while values are still sinking from 0 (`dqn_mountain_car.py`
 explains it). LayerNorm keeps the agent from forgetting the way.
 """

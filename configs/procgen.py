@@ -6,10 +6,10 @@
 The options are those with which openai/train-procgen made the published figures
 (https://arxiv.org/abs/1912.01588, appendix D), but for two: there are 64 environments in all, where
 four processes had 64 each, and the network is the Nature CNN, since the ResNet of the published
-figures (`--network=impala_resnet`) takes ten times as long on a CPU. The published runs take 25
-million steps; this config stops after 5 million, about 50 minutes on two cores. Its learning rate
-is constant, so that a longer run begins like a shorter one: `--resume RUN_DIR --total_steps=25e6`
-goes on.
+figures (`--network=impala_resnet`) takes seven to ten times as long on a CPU. The published runs
+take 25 million steps; this config stops after 5 million, about 50 minutes on two cores. Its
+learning rate is constant, so that a longer run begins like a shorter one: `--resume RUN_DIR
+--total_steps=25e6` goes on.
 
 `eval_normalized` is the score on the 200 levels, `test_normalized` that on all levels that there
 are, of which nearly all are new.

@@ -33,10 +33,10 @@ TAKE_LESS = (
 MEANING = {
     FINISHED: "finished",
     UNFINISHED: "some run did not come to its end; its log is in its folder",
-    MISTAKE: "a mistake in the call or in the config; nothing was started",
+    MISTAKE: "a mistake in the call or in the config, or too little memory; nothing was started",
     NOT_FINITE: "no agent's loss is finite any more",
     INPUT_OUTPUT_ERROR: "an input/output error, such as a full disk",
-    STOPPED: "stopped by a signal after saving, or another process was lost; --resume continues",
+    STOPPED: "stopped by a signal after saving, or another process was lost; it can go on",
     INTERRUPTED: "interrupted by Ctrl-C",
 }
 """What an exit status says, for ``--help``."""

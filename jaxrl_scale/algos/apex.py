@@ -1,5 +1,5 @@
 """Ape-X, https://arxiv.org/abs/1803.00933: many actors that explore differently, one learner, and
-prioritised replay (https://arxiv.org/abs/1511.05952); n-step double dueling DQN.
+prioritized replay (https://arxiv.org/abs/1511.05952); n-step double dueling DQN.
 
 Every shard has its own replay, from which it draws its share of a batch by its own priorities. The
 importance weights make up for that and are divided by the largest of *all* shards; it travels with

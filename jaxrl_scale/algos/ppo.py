@@ -42,7 +42,10 @@ class Config:
     normalize_observations: bool = common.normalize_observations()
     scale_rewards: bool = common.scale_rewards()
     target_kl: float | None = option(
-        None, "a gradient step beyond 1.5 times this KL divergence is undone and the last", low=0
+        None,
+        "a gradient step beyond 1.5 times this KL divergence is undone, and no more follow in this "
+        "iteration",
+        low=0,
     )
 
     depends_on_budget = property(common.has_schedule)

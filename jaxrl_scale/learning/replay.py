@@ -1,4 +1,4 @@
-"""Experience replay: rings of time steps, n-step transitions, prioritised sampling.
+"""Experience replay: rings of time steps, n-step transitions, prioritized sampling.
 
 A shard's ring holds the last ``C`` time steps of its ``B`` environments as ``N = C * B`` rows in
 the order of time: row ``i`` is followed by row ``i + B`` (modulo ``N``), which is why no successor
@@ -170,7 +170,7 @@ def check(config: Sizes, replay_size: int, batch_size: int, n: int) -> None:
         )
 
 
-# --- prioritised sampling ---------------------------------------------------------------------
+# --- prioritized sampling ---------------------------------------------------------------------
 
 
 Priorities = tuple[Array, ...]

@@ -1,4 +1,4 @@
-"""How two processes of a run recognise each other, and the messages in which they talk.
+"""How two processes of a run recognize each other, and the messages in which they talk.
 
 Whoever connects to process 0 has to introduce itself before anything else it says is read:
 
