@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import io
 import os
 import re
@@ -13,6 +14,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from jaxrl_scale import interrupts
@@ -55,11 +57,21 @@ def run(
     ctrl_c = _CtrlC(interrupted)
     try:
         with ctrl_c.handled(), interrupts.answered(ctrl_c.arrived):
-            return command(list(sys.argv[1:] if argv is None else argv))
+            status = command(list(sys.argv[1:] if argv is None else argv))
+        with suppress(BrokenPipeError):  # it has printed all that it had to say
+            sys.stdout.flush()
+        return status
     except BrokenPipeError:
         if not _unread(sys.stdout):
             raise
         return INPUT_OUTPUT_ERROR  # without a word, as of every program before `| head`
+    except OSError as error:
+        full = errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO
+        if error.errno not in full or error.filename is not None:  # of a file: a bug
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what still waits
+        print(f"error: standard output cannot be written: {error.strerror}", file=sys.stderr)
+        return INPUT_OUTPUT_ERROR
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.status
@@ -108,15 +120,24 @@ class _CtrlC:
         """While the block runs, SIGINT raises KeyboardInterrupt, but where the process ignores it
         and in any other than the main thread. It is raised once: a second one would come out of
         the code that answers the first."""
-        before = signal.getsignal(signal.SIGINT)
+        before, hook = signal.getsignal(signal.SIGINT), sys.unraisablehook
         ours = before in (signal.SIG_DFL, signal.default_int_handler)
         if not ours or threading.current_thread() is not threading.main_thread():
             yield
             return
         signal.signal(signal.SIGINT, self._raise_once)
+
+        def unraisable(told: Any) -> None:
+            if told.exc_type is KeyboardInterrupt and self._raised:
+                self._raise_again()
+            else:
+                hook(told)
+
+        sys.unraisablehook = unraisable
         try:
             yield
         finally:
+            sys.unraisablehook = hook
             # If it was raised, the process is about to end. Python takes all handlers away when it
             # ends, but for this one.
             signal.signal(signal.SIGINT, signal.SIG_IGN if self._raised else before)
@@ -126,6 +147,15 @@ class _CtrlC:
             self._raised = True
             self._heard.set()
             raise KeyboardInterrupt
+
+    def _raise_again(self) -> None:
+        """Python drops what is raised where nobody could catch it, as in what runs when an object
+        is forgotten (JAX has such a function). A moment later the main thread is elsewhere."""
+        self._raised = False
+        main = threading.main_thread().ident
+        again = threading.Timer(0.05, lambda: signal.pthread_kill(main or 0, signal.SIGINT))
+        again.daemon = True
+        again.start()
 
     def tell(self) -> None:
         """Print the line, once."""
@@ -234,14 +264,25 @@ def add_checkpoint(parser: Parser) -> None:
     )
 
 
-def whole_number(least: int = 1) -> Callable[[str], int]:
-    """A ``type`` for `Parser.add_argument`: whole numbers of at least ``least``."""
+def whole_number(least: int = 1, most: int = 10**6) -> Callable[[str], int]:
+    """A ``type`` for `Parser.add_argument`: whole numbers from ``least`` to ``most``."""
 
     def convert(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
+        if not text.isdecimal() or (len(text) < 99 and int(text) < least):
             raise argparse.ArgumentTypeError(
                 f"{text!r} should be a whole number of at least {least}"
             )
+        if len(text) >= 99 or int(text) > most:
+            raise argparse.ArgumentTypeError(f"{text[:20]!r} should be at most {most}")
         return int(text)
 
     return convert
+
+
+def path(text: str) -> Path:
+    """A ``type`` for `Parser.add_argument`: a path, which may begin with ``~``."""
+    if not text:  # an unset variable of a shell would mean this folder
+        raise argparse.ArgumentTypeError("'' should be a path")
+    with suppress(RuntimeError):  # nobody has that name
+        return Path(text).expanduser()
+    return Path(text)

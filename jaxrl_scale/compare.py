@@ -220,12 +220,23 @@ def _parser() -> commands.Parser:
     add("configs", "FILE,FILE", "config files, one for each algorithm", type=_names)
     seeds = "number of seeds, of which the config's is the first [3]"
     add("seeds", "N", seeds, type=commands.whole_number(), default=3)
-    add("run_dir", "FOLDER", "folder of all runs [runs/compare]", type=Path, default="runs/compare")
+    add(
+        "run_dir",
+        "FOLDER",
+        "folder of all runs [runs/compare]",
+        type=commands.path,
+        default="runs/compare",
+    )
     task = (
         "only do run K, from 0, and write no results: for an array of jobs, of which each does one"
     )
     add("task", "K", task, type=commands.whole_number(0))
-    add("analyse", "FOLDER", "train nothing, and write the results of what is done", type=Path)
+    add(
+        "analyse",
+        "FOLDER",
+        "train nothing, and write the results of what is done",
+        type=commands.path,
+    )
     return parser
 
 
@@ -263,6 +274,8 @@ def _command(argv: list[str]) -> int:
     if args.analyse:
         write_results(args.analyse)
         return FINISHED
+    if (args.run_dir / "config.json").exists():
+        raise RunError(f"{short(args.run_dir)} holds a run; choose another --run_dir")
     tasks = plan(args, options)
     if args.task is not None:
         if args.task >= len(tasks):

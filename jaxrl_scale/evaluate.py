@@ -18,7 +18,6 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from jaxrl_scale import commands
@@ -52,7 +51,9 @@ def _parser() -> commands.Parser:
         description="Play whole episodes with the trained agents of a run. A run that is still\n"
         "training can be evaluated too: its newest checkpoint plays.",
     )
-    parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="directory of the run")
+    parser.add_argument(
+        "run_dir", metavar="RUN_DIR", type=commands.path, help="directory of the run"
+    )
     episodes = "number of episodes that each agent plays [128]"
     parser.add_argument(
         "--episodes", metavar="N", type=commands.whole_number(), default=128, help=episodes
@@ -72,7 +73,7 @@ def _parser() -> commands.Parser:
     parser.add_argument(
         "--video",
         metavar="FILE",
-        type=Path,
+        type=commands.path,
         help="also write an episode to FILE.gif or FILE.mp4; of a game on the host at most 1,000 "
         "frames",
     )

@@ -75,9 +75,11 @@ def _parser() -> argparse.ArgumentParser:
         description="Write a trained policy in forms that run without this package: as a short\n"
         "NumPy file, as StableHLO, and as ONNX. All of them take the best action.",
     )
-    parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="directory of the run")
     parser.add_argument(
-        "--out", metavar="FOLDER", type=Path, help="folder for the files [RUN_DIR/export]"
+        "run_dir", metavar="RUN_DIR", type=commands.path, help="directory of the run"
+    )
+    parser.add_argument(
+        "--out", metavar="FOLDER", type=commands.path, help="folder for the files [RUN_DIR/export]"
     )
     parser.add_argument(
         "--agent",

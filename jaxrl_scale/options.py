@@ -204,7 +204,8 @@ def type_name(hint: Any) -> str:
     if origin is Literal:
         return "one of " + ", ".join(map(str, args))
     if origin is tuple:
-        return "whole numbers separated by commas, in Python a tuple"
+        numbers = "numbers" if float in args else "whole numbers"
+        return f"{numbers} separated by commas, in Python a tuple"
     if origin is dict:
         return "a dict with texts for keys"
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}

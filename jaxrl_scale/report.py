@@ -299,11 +299,13 @@ def _command(argv: list[str]) -> int:
         description="Write a page about one run, or about several compared: curves, speed,\n"
         "results, configuration and an episode. Runs that are still training have a report too.",
     )
-    parser.add_argument("runs", metavar="RUN_DIR", nargs="+", type=Path, help="directory of a run")
+    parser.add_argument(
+        "runs", metavar="RUN_DIR", nargs="+", type=commands.path, help="directory of a run"
+    )
     parser.add_argument(
         "--out",
         metavar="FILE",
-        type=Path,
+        type=commands.path,
         help="the HTML file to write; its images are written beside it, under names that begin "
         "with its own [report.html in RUN_DIR; with several runs in the folder report]",
     )

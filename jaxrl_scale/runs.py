@@ -165,7 +165,7 @@ def _command(argv: list[str]) -> int:
         "folders",
         metavar="FOLDER",
         nargs="*",
-        type=Path,
+        type=commands.path,
         default=[Path("runs")],
         help="a run directory, or a folder with run directories at any depth [runs]",
     )

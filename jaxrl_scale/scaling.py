@@ -342,11 +342,11 @@ def _parser() -> commands.Parser:
     add("seeds", "N", seeds + "agents in each run [1]", type=_count, default=1)
     repeats = "number of runs of each seed, which differ only in their speed [1]"
     add("repeats", "N", repeats, type=_count, default=1)
-    add("out", "FOLDER", "folder of the study [runs/scaling-CONFIG]", type=Path)
+    add("out", "FOLDER", "folder of the study [runs/scaling-CONFIG]", type=commands.path)
     worst = "worst return that an episode can have: agents that end within 1 %% of it count as "
     add("worst_return", "NUMBER", worst + "stuck [what the environment's spec says]", type=float)
     analyse = "train nothing, and write the table and the plot of a finished study again"
-    add("analyse", "FOLDER", analyse, type=Path)
+    add("analyse", "FOLDER", analyse, type=commands.path)
     return parser
 
 

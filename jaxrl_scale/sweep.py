@@ -150,6 +150,8 @@ def begin(folder: Path, sweep: dict[str, Any], divided: Callable[[], list[list[i
     """
     path, told = folder / "sweep.json", plain(sweep)
     if not path.exists():
+        if (folder / "config.json").exists():
+            raise RunError(f"{short(folder)} holds a run; choose another --run_dir")
         mine = {"chunks": divided(), "command": shlex.join(["python", *sys.orig_argv[1:]])}
         with io_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -157,8 +159,9 @@ def begin(folder: Path, sweep: dict[str, Any], divided: Callable[[], list[list[i
     there = read_object(path)
     for name in told:
         if there.get(name) != told[name]:
+            another = f"other {name}" if name.endswith("s") else f"another {name}"
             raise RunError(
-                f"{short(folder)} holds a sweep with another {name}; choose another --run_dir, or "
+                f"{short(folder)} holds a sweep with {another}; choose another --run_dir, or "
                 f"repeat its command: {there.get('command', '')}"
             )
     return there["chunks"]
@@ -298,9 +301,9 @@ then holds sweep.html for people, its tables agents.csv (with the extra "search"
 agents.parquet, learning curves included), settings.csv (the best first), finalists.csv and
 curves.csv, its picture sweep.png, and best.py, the config of the best setting.
 
-Who is the first of many has been lucky, too. So the best --finalists=4 settings are trained again,
-with other seeds, which say which of them is the best; and this one is trained beside the starting
-config with seeds that are fresh again, which say whether it holds up.
+The best of many settings owes a part of its score to luck. So the best --finalists=4 settings are
+trained again with other seeds, which decide between them. The winner and the starting config are
+then trained with fresh seeds, which say whether the gain holds up.
 Of a population, best.py has what the best agent ended with. The same command continues what was
 interrupted.
 """
@@ -320,7 +323,7 @@ def _parser() -> commands.Parser:
 
     whole = commands.whole_number
     file = "Python file whose get_sweep() returns a dict of options, ranges among them"
-    add("sweep", "FILE", file, type=Path)
+    add("sweep", "FILE", file, type=commands.path)
     add("agents", "N", "agents in all, --seeds for each setting [64]", type=whole(), default=64)
     add("seeds", "N", "seeds of each setting, the config's first [4]", type=whole(), default=4)
     parser.add_argument(
@@ -332,7 +335,7 @@ def _parser() -> commands.Parser:
         "(Optuna's TPE) [sobol]",
     )
     add("batch", "N", "settings of a batch of --draw=tpe [an eighth of all]", type=whole())
-    add("draw_seed", "N", "seed of the draws [0]", type=whole(0), default=0)
+    add("draw_seed", "N", "seed of the draws [0]", type=whole(0, 2**31 - 1), default=0)
     add(
         "finalists",
         "N",
@@ -362,7 +365,13 @@ def _parser() -> commands.Parser:
     add("chunk", "N", most, type=whole(), default=None)
     task = "only train chunk K, from 0: for an array of jobs; the command without it does the rest"
     add("task", "K", task, type=whole(0))
-    add("run_dir", "FOLDER", "folder of the sweep [runs/sweep]", type=Path, default="runs/sweep")
+    add(
+        "run_dir",
+        "FOLDER",
+        "folder of the sweep [runs/sweep]",
+        type=commands.path,
+        default="runs/sweep",
+    )
     return parser
 
 
@@ -416,6 +425,17 @@ def _command(argv: list[str]) -> int:
 def _asked(args: argparse.Namespace, rest: list[str]) -> Asked:
     base, ranges = space.split(rest)
     settings = _settings(args, ranges)
+    if args.perturb_every >= base.num_iterations:
+        raise RunError(
+            f"--perturb_every={args.perturb_every} should be below {base.num_iterations}, the "
+            "iterations of the run"
+        )
+    last = base.seed + args.seeds + 2 * args.fresh_seeds - 1
+    if last >= 2**31:
+        raise RunError(
+            f"seed={base.seed} is too large: the seeds of the search and the fresh ones would "
+            f"reach {last}, and the largest is {2**31 - 1}"
+        )
     configs = configs_of(base, settings)
     stops = [rungs.iterations(each, args.rungs, args.factor) for each in configs]
     plan = Plan(configs, stops, range(base.seed, base.seed + args.seeds), args.chunk)
@@ -433,10 +453,13 @@ def _begun(asked: Asked) -> list[list[int]]:
     if args.draw == "tpe":
         sweep |= {"draw_seed": args.draw_seed, "ranges": [str(each) for each in asked.ranges]}
         sweep |= {"agents": args.agents}
-    parts: list[list[int]] = begin(args.run_dir, sweep, lambda: _divided(args, asked.plan))
-    if args.task is not None and args.task >= len(parts):
-        raise RunError(f"--task={args.task} should be below {len(parts)}, the chunks")
-    return parts
+
+    def checked(parts: list[list[int]]) -> list[list[int]]:
+        if args.task is not None and args.task >= len(parts):
+            raise RunError(f"--task={args.task} should be below {len(parts)}, the chunks")
+        return parts
+
+    return checked(begin(args.run_dir, sweep, lambda: checked(_divided(args, asked.plan))))
 
 
 def _lead(asked: Asked, parts: list[list[int]], hosts: Hosts) -> int:
@@ -505,8 +528,8 @@ def _finalists(
     train: TrainAll,
 ) -> list[Ranked] | None:
     """The best settings of those that were trained to the end, ranked by seeds that the search has
-    not seen: who is the first of many has been lucky, too. None where a signal stopped an agent.
-    """
+    not seen, as the best of many owes a part of its score to luck. None where a signal stopped an
+    agent."""
     last = [one for one in ranks if one.rung == ranks[0].rung][: args.finalists]
     if len(last) == 1:
         return last

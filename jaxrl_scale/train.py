@@ -205,7 +205,8 @@ def loop(
         iteration, saved_state, counts = found or (0, None, {})
         log.restore(iteration, counts)
         facts = runner.facts() | ({"init_from": begun.record} if begun.record else {})
-        log.start(runner.describe(), facts, bool(resume), [checkpoints.warning, begun.note])
+        afresh = "no checkpoint is there: the run begins again" if resume and not found else None
+        log.start(runner.describe(), facts, bool(resume), [checkpoints.warning, begun.note, afresh])
         stop.after = "the compilation"
         wait_for_compiler()
         stop.after = "this iteration"

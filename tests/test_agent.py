@@ -80,6 +80,24 @@ def test_of_several_recorded_games_each_stands_still_when_it_is_over():
     assert len(frames) == 1 + lengths.max()
 
 
+class Stateless(Ages):
+    """Episodes of one step, with nothing to remember."""
+
+    def reset(self, key):
+        return (), jnp.zeros(1)
+
+    def step(self, key, state, action):
+        return (), TimeStep(jnp.zeros(1), jnp.float32(0), jnp.bool_(True), jnp.bool_(False))
+
+    def render(self, state):
+        return np.full((2, 3, 3), 7, np.uint8)
+
+
+def test_an_environment_without_a_state_is_recorded():
+    frames = Agent(Config(), Stateless(), Never(), np.zeros(1), iteration=0).record(games=3)
+    assert [frame.max() for frame in frames] == [7, 7]
+
+
 @pytest.mark.parametrize(
     ("draw", "said"),
     [

@@ -379,9 +379,23 @@ class StateShape(Good):
         return new[None], out
 
 
+def keeping(kept):
+    """An environment whose state is a dict with what ``kept`` makes of the key."""
+
+    def reset(self, key):
+        return {"kept": kept(key)}, jnp.zeros(1)
+
+    def step(self, key, state, action):
+        return state, TimeStep(jnp.zeros(1), jnp.float32(1), jnp.bool_(False), jnp.bool_(False))
+
+    return type("Good", (Good,), {"reset": reset, "step": step})
+
+
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
+        (keeping(lambda key: key), "state['kept'] is a key; keep its words, jax.random.key_data("),
+        (keeping(lambda key: jnp.zeros((2, 0))), "state['kept'] is the empty array float32[2,0]"),
         (ObservationShape, "step returned obs float32[2], spec says float32[1]"),
         (ObservationDtype, "step returned obs int32[1], spec says float32[1]"),
         (ResetShape, "reset returned observation float32[2,1], spec says float32[1]"),

@@ -1,4 +1,5 @@
 import asyncio
+import errno
 import json
 import os
 import random
@@ -20,7 +21,7 @@ import pytest
 
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.records import array_folder
-from jaxrl_scale.records.checkpoint import Checkpoints, kept, restore
+from jaxrl_scale.records.checkpoint import Checkpoints, kept, restore, restore_some
 from jaxrl_scale.types import Part, Span
 
 
@@ -450,6 +451,29 @@ def test_damaged_ones_are_moved_aside_and_saving_goes_on(tmp_path):
     truncate(tmp_path / "3" / "arrays.npz")  # a second time
     assert checkpoints.restore(state(0), warnings.append)[0] == 2
     checkpoints.close()
+
+
+def test_a_checkpoint_under_the_name_of_another_iteration_is_not_believed(tmp_path):
+    saved(tmp_path, [1, 2])
+    shutil.copytree(tmp_path / "2", tmp_path / "9")
+    warnings: list[str] = []
+    assert restore(tmp_path, state(0), warnings.append)[0] == 2
+    found = restore_some(tmp_path, lambda name: True, warnings.append)
+    assert found is not None
+    assert found[0] == 2
+    why = "it is the checkpoint of iteration 2"
+    assert warnings == [f"checkpoint {tmp_path / '9'} is damaged and skipped: {why}"] * 2
+
+
+def test_a_folder_that_cannot_be_read_is_told(tmp_path, monkeypatch):
+    saved(tmp_path, [1])
+
+    def refused(path):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(os, "scandir", refused)
+    with pytest.raises(RunError, match="cannot be read: Permission denied"):
+        restore(tmp_path, state(0), no_warning)
 
 
 def test_the_best_one_damaged_is_named_and_the_next_best_used(tmp_path):

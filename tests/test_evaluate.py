@@ -12,11 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from processes import PATIENCE, SMALL, checkpoints, summary, well
-from running import first_shared, time_at
+from running import begun, first_shared, small, time_at
 from scipy import stats
 from test_report import make_run
 
 from jaxrl_scale import envs, evaluate, load, report
+from jaxrl_scale.algos import ppo
 from jaxrl_scale.config import Config, files
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.loop import evaluator
@@ -313,6 +314,30 @@ def untrained(scale=1, **options):
         algo.actor(first_shared(algo, config), time_at(0)),
     )
     return Agent(config, env, algo, actor, iteration=0)
+
+
+def test_evaluating_and_recording_leave_an_agents_memory_as_it_was():
+    agent = untrained(env="Pendulum-v1", algo=ppo.Config(recurrent=True))
+    obs = np.asarray([1.0, 0.2, 0.0])
+    first = agent.act(obs)
+    agent.reset()
+    agent.evaluate_in_gymnasium(3)
+    np.testing.assert_array_equal(agent.act(obs), first)
+    agent.reset()
+    agent.record()
+    np.testing.assert_array_equal(agent.act(obs), first)
+    with pytest.raises(RunError, match="remembers 1 episodes, and this is a batch of 3; agent"):
+        agent.act(np.stack([obs] * 3))
+    agent.reset()
+    assert agent.act(np.stack([obs] * 3)).shape == (3, 1)
+
+
+def test_a_run_whose_environment_has_a_tuple_among_its_parameters_can_be_loaded(tmp_path):
+    changes = {"env": "Acrobot-v1", "env_kwargs": {"avail_torque": (-2.0, 0.0, 2.0)}}
+    begun(tmp_path / "run", small(hidden_sizes=(8,), **changes))
+    assert load(tmp_path / "run").env.avail_torque == (-2.0, 0.0, 2.0)
+    with pytest.raises(RunError, match="avail_torque=3 should be numbers separated by commas"):
+        envs.make("Acrobot-v1", avail_torque=3)
 
 
 def test_continuous_actions_stay_in_their_box():

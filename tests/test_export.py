@@ -22,6 +22,7 @@ from jaxrl_scale.types import Box, Discrete, EnvSpec
 
 VECTOR = EnvSpec("Vector", (4,), Discrete(5))
 BOX = EnvSpec("Vector", (3,), Box(-0.5, 0.5, (2, 1)))
+NUMBER = EnvSpec("Number", (1,), Box(-9.0, 9.0, (1,)))
 
 
 def images(size, action=Discrete(40)):  # noqa: B008  frozen
@@ -55,6 +56,7 @@ CASES = {
     "resnet": Case("ppo", {}, images(9, WIDE), {"network": "impala_resnet"}),
     "impoola": Case("impala", {}, images(8, WIDE), {"network": "impoola"}),
     "own": Case("ppo", {}, VECTOR, {"network": "test_export:Attentive"}),
+    "own of one number": Case("a2c", {}, NUMBER, {"network": "test_export:Scaled"}),
     "own for images": Case("a2c", {}, images(6, WIDE), {"network": "test_export:Strided"}),
 }
 FORMS = ("numpy", "stablehlo", "onnx")
@@ -72,6 +74,18 @@ class Attentive(nn.Module):
         context = jnp.broadcast_to(context, (*obs.shape[:-1], 3))
         x = [weight * nn.relu(nn.Dense(8)(obs)), context, jnp.abs(obs) ** 2]
         x = jnp.concatenate(x, -1)
+        return nn.Dense(self.policy_size)(x), nn.Dense(1)(x)[..., 0]
+
+
+class Scaled(nn.Module):
+    """One whose weights are made of others: ``[1, 16]`` where an observation is one number."""
+
+    policy_size: int
+
+    @nn.compact
+    def __call__(self, obs):
+        weights = self.param("weights", nn.initializers.normal(), (obs.shape[-1], 16))
+        x = jnp.tanh(obs @ (weights * 2.0))
         return nn.Dense(self.policy_size)(x), nn.Dense(1)(x)[..., 0]
 
 

@@ -14,6 +14,7 @@ from jaxrl_scale.records.terminal import Terminal
 
 FOR_EVER = """
 import atexit
+import gc
 import sys
 import time
 
@@ -54,6 +55,17 @@ def slow_to_be_forgotten(argv):  # by then Python has taken its handlers of sign
     time.sleep(60)
 
 
+def lost(argv):  # raised while Python collects garbage, where nobody can catch it
+    def in_a_callback(phase, info):
+        gc.callbacks.clear()
+        print("begun", flush=True)
+        time.sleep(60)
+
+    gc.callbacks[:] = [in_a_callback]
+    gc.collect()
+    time.sleep(60)
+
+
 sys.exit(commands.run(globals()[sys.argv[1]], []))
 """
 
@@ -84,6 +96,16 @@ def test_each_ctrl_c_is_answered_at_once_and_the_second_ends_the_process(name, f
         finally:
             process.kill()
     assert (process.returncode, err) == (130, second)
+
+
+def test_a_ctrl_c_that_python_drops_is_raised_again():
+    command = [sys.executable, "-c", FOR_EVER, "lost"]
+    ends = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **ends) as process:
+        assert process.stdout.readline() == "begun\n"
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (130, "interrupted\n")
 
 
 def test_one_ctrl_c_ends_a_command_that_waits_for_xla():

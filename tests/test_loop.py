@@ -499,6 +499,29 @@ def test_the_time_to_a_target_is_kept_on_resume_unless_the_target_is_another():
         assert later.env_steps == 300
 
 
+def test_times_are_right_when_somebody_sets_the_clock(monkeypatch):
+    clock = progress.Clock(time.time() - 5, target_return=10.0)
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    clock.compiled()
+    time.sleep(0.01)
+    clock.note(100, lambda: 10.0)
+    times = clock.summary()
+    assert times["wall_seconds"] == pytest.approx(5, abs=0.5)
+    assert times["seconds_to_target"] == pytest.approx(5, abs=0.5)
+    assert 0 < times["steps_per_second"] < 100 / 0.01
+    assert progress.Clock(9.9e9).wall_seconds < 1, "a process does not start later than now"
+
+
+def test_the_speed_of_a_run_that_has_nothing_left_to_do_is_that_of_before():
+    clock = progress.Clock(time.time())
+    clock.load_json(
+        {"wall_seconds": 9.0, "train_seconds": 4.0, "compile_seconds": 1.0, "env_steps": 800}
+        | {"target_return": None, "seconds_to_target": None}
+    )
+    clock.compiled()
+    assert clock.summary()["steps_per_second"] == 200.0
+
+
 # --- names ----------------------------------------------------------------------------------
 
 

@@ -1,5 +1,6 @@
 """The commands by one name, and the config that a run would have."""
 
+import argparse
 import importlib
 import os
 import re
@@ -147,3 +148,26 @@ def test_a_command_whose_output_nobody_reads_ends_without_a_word(unbuffered, sta
             env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
         )
     assert (done.returncode, done.stderr) == (status, b"")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux only")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_standard_output_on_a_full_disk_is_told_in_one_line(unbuffered):
+    command = [sys.executable, "-m", "jaxrl_scale"]
+    variables = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, env=variables, timeout=60
+        )
+    said = "error: standard output cannot be written: No space left on device\n"
+    assert (done.returncode, done.stderr) == (INPUT_OUTPUT_ERROR, said)
+
+
+def test_a_path_may_begin_with_a_tilde_and_is_never_empty(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert commands.path("~/runs") == Path("/home/somebody/runs")
+    assert commands.path("runs/~x") == Path("runs/~x")
+    with pytest.raises(argparse.ArgumentTypeError, match="'' should be a path"):
+        commands.path("")
+    with pytest.raises(argparse.ArgumentTypeError, match="should be at most 1000000"):
+        commands.whole_number()("9" * 5000)

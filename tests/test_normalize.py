@@ -134,3 +134,12 @@ def test_normalized_values_are_clipped_and_nothing_changes_before_the_first_merg
     x = jnp.asarray([-100.0, 0.5, 100.0])
     neutral = normalize.init(True)
     np.testing.assert_allclose(normalize.apply(neutral, x), [-10.0, 0.5, 10.0], rtol=1e-6)
+
+
+def test_moments_of_half_precision_are_those_of_full_precision():
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 64, 3)), jnp.float16)
+    mask = jnp.ones((2, 64), bool)
+    (half,) = normalize.pooled_moments(local_pool(2), (x, mask))
+    (full,) = normalize.pooled_moments(local_pool(2), (x.astype(jnp.float32), mask))
+    for name in half._fields:
+        np.testing.assert_array_equal(getattr(half, name), getattr(full, name))

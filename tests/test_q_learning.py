@@ -171,3 +171,10 @@ def test_a_sampled_evaluation_explores_as_at_the_end_of_training(name):
     for iteration, of_shard, epsilon in ((0, local, 1.0), (0, None, 0.5), (8, local, 0.5)):
         random = np.mean(act(iteration, of_shard) != best)
         assert random == pytest.approx(epsilon / 2, abs=0.04)
+
+
+def test_a_dueling_network_needs_a_layer():
+    config = Config(hidden_sizes=(), algo=algos.get("apex").Config())
+    spec = EnvSpec("Vector", (4,), Discrete(2))
+    with pytest.raises(cfg.RunError, match=r"hidden_sizes=\(\) has no layer for the two streams"):
+        networks.make_q(config, spec, dueling=True)

@@ -70,6 +70,15 @@ def test_a_range_by_hand(drawn, parts, values):
     assert all(isinstance(x, int) for x in found) == drawn.whole
 
 
+def test_an_option_has_a_range_or_a_value():
+    for argv in (
+        ["--algo.gamma=0.9,1", "--algo.gamma=1"],
+        ["--algo.gamma=1", "--algo.gamma=0.9,1"],
+    ):
+        with pytest.raises(RunError, match="gamma has a range and a value; give one"):
+            space.split(["--config=none", *argv])
+
+
 def test_ranges_stand_where_values_would():
     config, ranges = space.split(
         [
@@ -278,7 +287,7 @@ def test_of_jobs_that_begin_a_sweep_at_once_one_decides_what_trains_side_by_side
         found = list(pool.map(begin, range(8)))
     assert found == [json.loads((tmp_path / "sweep" / "sweep.json").read_text())["chunks"]] * 8
     assert [path.name for path in (tmp_path / "sweep").iterdir()] == ["sweep.json"]
-    with pytest.raises(RunError, match="holds a sweep with another seeds; choose another"):
+    with pytest.raises(RunError, match="holds a sweep with other seeds; choose another"):
         sweep.begin(tmp_path / "sweep", {"seeds": (1, 3)}, list)
 
 
@@ -788,6 +797,14 @@ def saved(run_dir, runner):
         ({"algo.gamma": "uniform:0.9:0.9"}, "--algo.gamma=uniform:0.9:0.9 is empty: 0.9 should"),
         ({"algo.gamma": "log:0:0.9"}, "--algo.gamma=log:0:0.9 should begin above 0"),
         ({"algo.gamma": "0.9,0.9"}, "--algo.gamma=0.9,0.9 holds a value twice"),
+        ({"algo.gamma": "0.9,,1"}, "--algo.gamma=0.9,,1 should have a value on both sides of"),
+        ({"algo.gamma": "0.9,1", "task": 9}, "--task=9 should be below 1, the chunks"),
+        ({"algo.gamma": "0.9,1", "seed": 2**31 - 30}, "seed=2147483618 is too large: the seeds of"),
+        ({"algo.gamma": "0.9,1", "agents": 10**7}, "--agents: '10000000' should be at most 10000"),
+        (
+            {"algo.gamma": "0.9,1", "seeds": 1, "rungs": 0, "perturb_every": 10**6},
+            "--perturb_every=1000000 should be below ",
+        ),
         ({"algo.lr_schedule": "log:1:2"}, "--algo.lr_schedule=1 should be one of constant,"),
         ({"seed": "1,2"}, "--seed cannot vary in a sweep; the algorithm's options can, and "),
         ({"algo.gamma": "0.9,1", "agents": 7}, "--agents=7 does not divide by --seeds=4; try"),
@@ -903,5 +920,13 @@ def test_a_folder_of_another_sweep_is_left_alone(world, command, searched, capsy
     ):
         assert sweep.main(command(folder, **changes)) == 2
         err = capsys.readouterr().err
-        assert f"holds a sweep with another {name}; choose another --run_dir, or repeat" in err
+        another = "another config" if name == "config" else f"other {name}"
+        assert f"holds a sweep with {another}; choose another --run_dir, or repeat" in err
     assert {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()} == before
+
+
+def test_the_folder_of_a_run_is_no_folder_of_a_sweep(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(RunError, match="holds a run; choose another --run_dir"):
+        sweep.begin(tmp_path, {"seeds": (1, 2)}, list)
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]

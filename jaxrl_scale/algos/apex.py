@@ -161,6 +161,8 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
                 gradient, (error, sums) = jax.grad(shard_loss, has_aux=True)(params)
                 largest = jax.nn.one_hot(index, pool.num_shards) * weight.max()
                 new = prioritized.priority(error, options.priority_exponent)
+                # Where nothing can be drawn, what was drawn is no row to give a priority.
+                new = jnp.where(drawn.priority > 0, new, 0.0)
                 return new, (gradient, sums, largest)
 
             drawn = prioritized.draw(pool, store._replace(priorities=priorities), uniform[:, step])

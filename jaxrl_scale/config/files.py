@@ -139,13 +139,16 @@ def _tuples(data: dict[str, Any]) -> dict[str, Any]:
 
 def read_json(path: Path) -> Config:
     """The config of a run, checked; ``path`` is the ``config.json`` in its run directory."""
-    if path.parent.is_file():
-        raise RunError(f"{path.parent} is a file; give the run directory that holds it")
-    if not path.parent.is_dir():
-        near = _nearest_path(path.parent, "*")
-        raise RunError(f"run directory {path.parent} does not exist{near}")
-    if not path.is_file():
-        raise RunError(f"{path.parent} is not a run directory: it has no {path.name}")
+    try:
+        if path.parent.is_file():
+            raise RunError(f"{path.parent} is a file; give the run directory that holds it")
+        if not path.parent.is_dir():
+            near = _nearest_path(path.parent, "*")
+            raise RunError(f"run directory {path.parent} does not exist{near}")
+        if not path.is_file():
+            raise RunError(f"{path.parent} is not a run directory: it has no {path.name}")
+    except PermissionError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror}") from None
     try:
         config = from_json(json.loads(path.read_text()))
         check(config)

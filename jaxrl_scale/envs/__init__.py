@@ -70,7 +70,7 @@ def make(name: str, /, **kwargs: Any) -> Any:
         module, _, cls = _BUILT_IN[name].partition(":")
         build = getattr(importlib.import_module(f"{__name__}.{module}"), cls)
         _check_parameters(name, build, kwargs)
-        _check_types(build, kwargs)
+        kwargs = _checked(build, kwargs)
         try:
             return build(**kwargs)
         except ValueError as error:
@@ -143,9 +143,13 @@ def _check_parameters(name: str, build: Callable[..., Any], kwargs: dict[str, An
         raise RunError(f"environment {name!r}: {error}; its parameters: {valid}") from None
 
 
-def _check_types(build: type, kwargs: dict[str, Any]) -> None:
-    """Check the parameters' values against the annotations of an environment written here."""
-    hints = typing.get_type_hints(build)
+def _checked(build: type, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The parameters' values, checked against the annotations of an environment written here."""
+    hints, checked = typing.get_type_hints(build), {}
     for name, value in kwargs.items():
+        if isinstance(value, list):  # a command line and JSON have no tuples
+            value = tuple(value)
         if not has_type(value, hints[name]):
             raise RunError(f"env_kwargs.{name}={value!r} should be {type_name(hints[name])}")
+        checked[name] = value
+    return checked

@@ -165,9 +165,17 @@ def _check_state(what: str, before: Any, after: Any) -> None:
         )
     named, others = jax.tree_util.tree_flatten_with_path(before)[0], jax.tree.leaves(after)
     for (path, one), other in zip(named, others, strict=True):
+        part = f"{what}: state{jax.tree_util.keystr(path)}"
+        if jnp.issubdtype(one.dtype, jax.dtypes.prng_key):  # NumPy could not save it
+            raise RunError(
+                f"{part} is a key; keep its words, jax.random.key_data(key), and make a key of "
+                "them by jax.random.wrap_key_data"
+            )
+        if 0 in one.shape:
+            raise RunError(f"{part} is the empty array {show_arrays(one)}; leave it out")
         if (one.shape, one.dtype) != (other.shape, other.dtype):
             raise RunError(
-                f"{what}: state{jax.tree_util.keystr(path)} is {show_arrays(one)} after reset and "
+                f"{part} is {show_arrays(one)} after reset and "
                 f"{show_arrays(other)} after step; {should}"
             )
 

@@ -158,6 +158,11 @@ def make_q(
     num_actions = spec.action.n
     if ":" not in config.network:
         layers = torsos.design(config, spec, layer_norm)
+        if dueling and not layers.hidden_sizes:
+            raise RunError(
+                "hidden_sizes=() has no layer for the two streams of a dueling network; try "
+                "hidden_sizes=64 or algo.dueling=false"
+            )
         module: nn.Module = ActionValues(num_actions, layers.hidden_sizes, layers.features, dueling)
         return QNetwork(*_functions(config, module, spec))
     module = _policy_and_value(config, spec, distribution(spec.action))

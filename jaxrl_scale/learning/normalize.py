@@ -59,7 +59,10 @@ def pooled_moments(pool: Pool, *batches: tuple[Array, Array]) -> list[Moments]:
 
     def shard_sums(*batches: tuple[Array, Array]) -> list[tuple[Array, Array]]:
         return [
-            (mask.sum(0, dtype=jnp.int32), jnp.where(_trailing(mask, x), x, 0.0).sum(0))
+            (
+                mask.sum(0, dtype=jnp.int32),
+                jnp.where(_trailing(mask, x), x.astype(jnp.float32), 0.0).sum(0),
+            )
             for x, mask in batches
         ]
 
@@ -75,7 +78,9 @@ def pooled_moments(pool: Pool, *batches: tuple[Array, Array]) -> list[Moments]:
 
     def shard_squares(*batches: tuple[Array, Array]) -> list[Array]:
         return [
-            jnp.where(_trailing(mask, x), jnp.square(x - mean[None]), 0.0).sum(0)
+            jnp.where(_trailing(mask, x), jnp.square(x.astype(jnp.float32) - mean[None]), 0.0).sum(
+                0
+            )
             for (x, mask), mean in zip(batches, means, strict=True)
         ]
 

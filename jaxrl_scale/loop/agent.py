@@ -94,6 +94,12 @@ class Agent:
             )
         if self._carry is None:
             self._carry = self.algo.init_carry(len(batch))
+        remembers = [len(x) for x in jax.tree.leaves(self._carry)]
+        if remembers and remembers[0] != len(batch):
+            raise RunError(
+                f"the agent remembers {remembers[0]} episodes, and this is a batch of "
+                f"{len(batch)}; agent.reset() makes it forget them"
+            )
         first = np.zeros(len(batch), bool) if is_first is None else np.asarray(is_first)
         self._key, key = jax.random.split(self._key)
         actor = jax.tree.map(lambda x: x[self.index], self.actor)
@@ -132,13 +138,17 @@ class Agent:
 
         games = gymnasium.vector.SyncVectorEnv([self.make_in_gymnasium] * episodes)
         chosen = range(self.config.num_seeds) if agents is None else agents
-        before = self.index
+        with self._as_it_was(), closing(games):
+            return np.stack([self._play_in_gymnasium(games, agent, greedy) for agent in chosen])
+
+    @contextmanager
+    def _as_it_was(self) -> Iterator[None]:
+        """Give whoever acts with this agent their agent back: its index, memory and key."""
+        before = self.index, self._carry, self._key
         try:
-            returns = [self._play_in_gymnasium(games, agent, greedy) for agent in chosen]
+            yield
         finally:
-            self.index = before
-            games.close()
-        return np.stack(returns)
+            self.index, self._carry, self._key = before
 
     def make_in_gymnasium(self) -> Any:
         """The environment of real Gymnasium that ours reproduces, with the same parameters.
@@ -177,7 +187,7 @@ class Agent:
         `LONGEST_VIDEO` frames."""
         play = self._pictures_on_host if envs.on_host(self.env) else self._pictures
         frames, shown, over = [], None, np.zeros(games, bool)
-        with closing(play(seed, greedy, games)) as pictures:
+        with self._as_it_was(), closing(play(seed, greedy, games)) as pictures:
             for seen, done in pictures:
                 shown = seen if shown is None else np.where(over[:, None, None, None], shown, seen)
                 over = done
@@ -197,8 +207,8 @@ class Agent:
         step = jax.jit(lambda keys, game, action: rollout.step(env, keys, game, action))
 
         def drawn() -> np.ndarray:
-            leaves, structure = jax.tree.flatten(jax.tree.map(np.asarray, game.state))
-            states = [jax.tree.unflatten(structure, each) for each in zip(*leaves, strict=True)]
+            state = jax.tree.map(np.asarray, game.state)
+            states = [jax.tree.map(lambda x, k=k: x[k], state) for k in range(games)]
             return np.stack([_picture(env, state) for state in states])
 
         done = np.zeros(games, bool)

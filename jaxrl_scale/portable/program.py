@@ -124,6 +124,9 @@ def stablehlo(algo: Algorithm, actor: PyTree, spec: EnvSpec) -> bytes:
 def trace(algo: Algorithm, actor: PyTree, spec: EnvSpec) -> Program:
     """The program of one agent's ``actor``. Raises `NotListed`."""
     act, structs = acting(algo, actor, spec)
+    kind = jnp.dtype(spec.observation_dtype).name
+    if not hasattr(np, kind):
+        raise NotListed(f"NumPy has no {kind}, which the observations are")
     closed, out = jax.make_jaxpr(lambda actor, inputs: act(actor, **inputs), return_shape=True)(
         actor, structs
     )
@@ -343,7 +346,8 @@ def _without_broadcasts(operations: list[Operation], outputs: dict[str, Value]) 
 def _elementwise(
     reader: _Reader, name: str, inputs: list[Value], leads: Any, shape: Any, dtype: Any, how: Any
 ) -> Value:
-    inputs = [reader.aligned(x) for x in inputs]
+    if any(None in x.shape for x in inputs):  # else the result has the leading axes, too
+        inputs = [reader.aligned(x) for x in inputs]
     if name == "convert_element_type" and inputs[0].dtype == dtype:
         return inputs[0]
     if name == "select_n":

@@ -21,7 +21,6 @@ folder each time. orbax's ``CheckpointManager`` is not used: a save holds the ca
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import importlib
 import json
@@ -120,7 +119,8 @@ class Checkpoints:
         self.wait()
         if score is not None:
             score = None if math.isnan(score) else float(score)
-        record = json.loads(json.dumps({"meta": meta, "score": score}))  # a copy, read back
+        record = {"iteration": iteration, "meta": meta, "score": score}
+        record = json.loads(json.dumps(record))  # a copy, read back
         self._pending = self._worker.submit(self._write, iteration, state, record)
 
     def wait(self) -> None:
@@ -240,7 +240,7 @@ def restore_some(
     paths = _ordered(directory, best)
     for path in paths:
         try:
-            record = array_folder.read_record(path)
+            record = _record(path)
             target = {
                 name: jax.ShapeDtypeStruct(x["shape"], x["dtype"])
                 for name, x in record["arrays"].items()
@@ -314,18 +314,31 @@ def _newest_first(directory: Path) -> list[Path]:
 
 
 def _listed(directory: Path) -> set[str]:
-    unreadable = FileNotFoundError, NotADirectoryError, PermissionError
-    with contextlib.suppress(*unreadable), os.scandir(directory) as entries:
-        return {entry.name for entry in entries if entry.name.isdecimal() and entry.is_dir()}
-    return set()
+    try:
+        with os.scandir(directory) as entries:
+            return {entry.name for entry in entries if entry.name.isdecimal() and entry.is_dir()}
+    except (FileNotFoundError, NotADirectoryError):
+        return set()
+    except OSError as error:
+        message = f"{directory} cannot be read: {reason(error)}"
+        raise RunError(message, INPUT_OUTPUT_ERROR) from error
 
 
 def _score(path: Path, damaged: float | None = None) -> float | None:
     try:
-        score: float | None = array_folder.read_record(path)["score"]
+        score: float | None = _record(path)["score"]
         return score
     except Damage:
         return damaged
+
+
+def _record(path: Path) -> dict[str, Any]:
+    """The record of a checkpoint; somebody may have renamed its folder."""
+    record = array_folder.read_record(path)
+    iteration = record.get("iteration", int(path.name))  # earlier versions wrote none
+    if iteration != int(path.name):
+        raise Damage(f"it is the checkpoint of iteration {iteration}")
+    return record
 
 
 def _part(path: Path, process: int, processes: int) -> Path:
@@ -372,7 +385,7 @@ def _read(
     hosts, told, state, why = hosts or Hosts(), None, None, None
     if hosts.leader:  # where the disks are separate, it alone sees this record
         try:
-            record = array_folder.read_record(path)
+            record = _record(path)
             pieces.check_fits(path, record["arrays"], target)
             told = {"meta": record["meta"], "ids": record["ids"]}
         except Damage as damage:

@@ -147,12 +147,17 @@ class Clock:
     """Wall-clock times. Those of a resumed run include the processes before.
 
     ``wall_seconds`` runs from the start of the process. ``train_seconds`` is the time in the loop:
-    with logging and evaluations, without compilation.
+    with logging and evaluations, without compilation. They are told by a clock that nobody sets
+    while the run goes on.
+
+    Args:
+      process_start: unix seconds.
     """
 
     def __init__(self, process_start: float, target_return: float | None = None):
-        self.process_start, self.target_return = process_start, target_return
-        self.created = time.time()
+        self.target_return = target_return
+        self.created = time.monotonic()
+        self._start = self.created - max(0.0, time.time() - process_start)
         self.compile_seconds = 0.0
         self.seconds_to_target: float | None = None
         self.env_steps = 0
@@ -162,7 +167,7 @@ class Clock:
 
     def compiled(self) -> None:
         """Note that compilation has ended and the loop begins."""
-        now = time.time()
+        now = time.monotonic()
         self.compile_seconds += now - self.created
         self._loop_start = self._lap_start = now
         self._lap_steps = self.env_steps
@@ -180,20 +185,20 @@ class Clock:
 
     @property
     def wall_seconds(self) -> float:
-        return self._wall_before + time.time() - self.process_start
+        return self._wall_before + time.monotonic() - self._start
 
     @property
     def train_seconds(self) -> float:
-        return self._train_before + time.time() - self._loop_start
+        return self._train_before + time.monotonic() - self._loop_start
 
     def row(self) -> dict[str, Any]:
         """The times in a row of metrics. The speed is that since the row before."""
-        now = time.time()
+        now = time.monotonic()
         speed = (self.env_steps - self._lap_steps) / max(now - self._lap_start, 1e-9)
         self._lap_start, self._lap_steps = now, self.env_steps
         return {
             "env_steps": self.env_steps,
-            "time": now,
+            "time": time.time(),
             "wall_seconds": self.wall_seconds,
             "compile_seconds": self.compile_seconds,
             "steps_per_second": speed,
@@ -221,6 +226,7 @@ class Clock:
 
     def load_json(self, data: dict[str, Any]) -> None:
         self._wall_before, self._train_before = data["wall_seconds"], data["train_seconds"]
+        self._train_seconds = self._train_before
         self.compile_seconds, self.env_steps = data["compile_seconds"], data["env_steps"]
         if data["target_return"] == self.target_return:  # a resume may change it
             self.seconds_to_target = data["seconds_to_target"]

@@ -57,7 +57,14 @@ def entered(
       resume: the directory of the run to resume; ``None`` for a new run.
       hosts: the processes of the run.
     """
-    wanted = os.path.abspath(resume or config.run_dir or _default_path(name))
+    wanted = str(_absolute(Path(resume or config.run_dir or _default_path(name))))
+    try:
+        wanted.encode()
+    except UnicodeEncodeError:  # checkpoints are written by a library that takes UTF-8 only
+        raise RunError(
+            f"the name of the run directory {wanted!a} is no UTF-8 text; choose another "
+            "--run_dir (or set PYTHONUTF8=1, if it is the locale that is not UTF-8)"
+        ) from None
     path = Path(hosts.gather("run directory", wanted)[0])
     with io_errors(path):
         others = set(os.listdir(path)) if path.is_dir() else None
@@ -69,7 +76,7 @@ def entered(
     if not hosts.leader:
         run = follow(path, to_json(config))
     try:
-        starts = (run.read_json("run.json") or {"starts": []})["starts"]
+        starts = run.starts()
         run.name = starts[0].get("name", name) if starts else name
         yield run
     except RunError as error:
@@ -135,7 +142,8 @@ def open_existing(path: Path) -> RunDirectory:
         raise RunError(f"{short(path)} does not exist, so there is no run to resume")
     if not (path / "config.json").is_file():
         raise RunError(f"{short(path)} is not a run directory: it has no config.json")
-    if not (path / "run.json").exists() and [*path.glob("checkpoints/[0-9]*")]:
+    rest = (path / name for name in ("run.json", "metrics.jsonl"))
+    if not any(file.exists() for file in rest) and [*path.glob("checkpoints/[0-9]*")]:
         shown = shlex.quote(short(path))
         raise RunError(
             f"{short(path)} is a policy without the rest of its run, as those in zoo/ are; "
@@ -244,9 +252,21 @@ class RunDirectory:
           devices: a text for each device of the run.
           more: further entries, such as ``resumed_from`` or the number of processes.
         """
-        recorded = self.read_json("run.json") or {"starts": []}
-        recorded["starts"].append({**describe_process(), "devices": list(devices), **more})
-        self.write_json("run.json", recorded)
+        start = {**describe_process(), "devices": list(devices), **more}
+        self.write_json("run.json", {"starts": [*self.starts(), start]})
+
+    def starts(self) -> list[dict[str, Any]]:
+        """What `record_start` has added so far."""
+        recorded: Any = self.read_json("run.json")
+        if recorded is None:
+            return []
+        starts = recorded.get("starts") if isinstance(recorded, dict) else None
+        if not isinstance(starts, list) or not all(isinstance(one, dict) for one in starts):
+            raise RunError(
+                f"{short(self.path / 'run.json')} is damaged: it should have a list of starts; "
+                "without the file the run can be resumed"
+            )
+        return starts
 
 
 # --- files ----------------------------------------------------------------------------------

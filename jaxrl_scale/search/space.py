@@ -101,7 +101,7 @@ def split(argv: Sequence[str]) -> tuple[Config, list[Range]]:
     Raises a `RunError` for an option that does not exist or cannot vary, and for a range that is
     empty or holds what the option may not be.
     """
-    fixed, found = [], dict[str, str]()
+    fixed, found, values = [], dict[str, str](), set[str]()
     for text in _joined(argv):
         name, given, value = text.removeprefix("--").partition("=")
         if text.startswith("--") and given and _is_range(name, value):
@@ -110,6 +110,9 @@ def split(argv: Sequence[str]) -> tuple[Config, list[Range]]:
             found[name] = value
         else:
             fixed.append(text)
+            values.add(name)
+    for name in values & found.keys():
+        raise RunError(f"--{name} has a range and a value; give one")
     if any(text.startswith("--resume") for text in fixed):
         raise RunError("a sweep has no --resume; the same command with its --run_dir goes on")
     config, *_ = command_line.load(fixed)
@@ -172,6 +175,8 @@ def _read(config: Config, name: str, text: str) -> Range:
     found = re.fullmatch(r"(log|uniform):(.*)", text)
     kind, rest = (found[1], found[2].split(":")) if found else ("", text.split(_between(name)))
     said, texts = f"--{name}={text}", [part for part in rest if part]
+    if not kind and len(texts) < len(rest):
+        raise RunError(f"{said} should have a value on both sides of every {_between(name)!r}")
     if kind and len(texts) != 2:
         raise RunError(f"{said} should be {kind}:LOW:HIGH, such as {kind}:1e-4:1e-2")
     values = [_value(config, name, part) for part in texts]
