@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from running import differing, first_shared, time_at
+from running import differing, first_shared, runner_of, time_at
 from test_dqn import SPEC, B, S, T, rollout_of
 
 from jaxrl_scale.algos import apex
@@ -185,3 +185,16 @@ def test_a_gradient_step_is_that_of_a_slow_twin():
     got = np.asarray(there.store.priorities[0])[:, : T * B].reshape(S, T, B)
     np.testing.assert_allclose(got[:, :-1], expected, rtol=1e-3, atol=1e-5)
     assert (got[:, -1] == 0).all()
+
+
+def test_where_nothing_can_be_drawn_no_row_is_given_a_priority():
+    """Episodes of one step in the smallest ring: of its two rows the newer one can never be drawn,
+    and in some iterations neither can."""
+    own = {"n_step": 1, "batch_size": 8, "updates_per_iteration": 1, "replay_size": 8}
+    config = small(own, env="probes:Both", num_envs=4, num_shards=4, rollout_length=1, devices=1)
+    runner = runner_of(config)
+    state, rows = runner.init(), config.algo.replay_size // 4
+    for _ in range(8):
+        state, _ = runner.step(state)
+        priorities = runner.fetch(state).local.algo.store.priorities[0]
+        assert (priorities[..., rows:] == 0).all()

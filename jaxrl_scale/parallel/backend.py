@@ -39,7 +39,7 @@ def initialize(config: Config, hosts: Hosts | None = None) -> Placement:
     jax.config.update("jax_default_matmul_precision", config.matmul_precision)
     # A run depends on its config alone, not on JAX_ENABLE_X64: it is the same in 32-bit numbers.
     jax.config.update("jax_enable_x64", False)
-    if jax.config.jax_disable_jit:
+    if jax.config.values["jax_disable_jit"]:
         raise RunError(
             "JAX_DISABLE_JIT is set, but a run is one compiled program; unset it, and step an "
             "environment as plain Python with jaxrl_scale.envs.play"

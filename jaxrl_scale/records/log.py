@@ -110,8 +110,9 @@ class Log:
           warnings: lines to print.
         """
         config, run, iteration = self._config, self._run, self.iteration
+        iterations = f"{config.num_iterations:,} iteration" + "s" * (config.num_iterations > 1)
         self._terminal.start(
-            f"{run.name}: {config.env}, {config.algo.name}, {config.num_iterations:,} iterations "
+            f"{run.name}: {config.env}, {config.algo.name}, {iterations} "
             f"of {config.steps_per_iteration:,} steps, {runs_on}; in {run.path}"
             + (f", resumed at iteration {iteration}" if resumed else ""),
             iteration,
