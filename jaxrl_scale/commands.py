@@ -237,6 +237,8 @@ class Parser(argparse.ArgumentParser):
             name, value, choices = wrong[1], wrong[2], wrong[3].replace("'", "")
             near = nearest(value, choices.split(", "))
             raise RunError(f"{name}={value} should be one of {choices}{near}")
+        if flag := re.fullmatch(r"(--\S+): ignored explicit argument .*", message):
+            raise RunError(f"{flag[1]} takes no value")
         raise RunError(message)
 
     def _unknown(self, text: str) -> str:

@@ -134,6 +134,8 @@ def _is_library(file: str) -> bool:
     standard = sysconfig.get_paths()["stdlib"]
     if file.startswith(standard) and "-packages" not in file:
         return True
-    libraries = [sys.modules.get(name) for name in (__package__, "jax", "jaxlib", "flax", "numpy")]
+    libraries = [
+        sys.modules.get(name) for name in (__package__, "jax", "jaxlib", "flax", "numpy", "wandb")
+    ]
     folders = [os.path.dirname(module.__file__ or "") for module in libraries if module]
     return any(file.startswith(folder + os.sep) for folder in folders if folder)

@@ -920,7 +920,7 @@ def of_runs() -> Iterator[Kind]:
         ("run --video=out.avi", "should end in .gif or .mp4"),
         ("run --video=out", "should end in .gif or .mp4"),
         ("run --video=no/out.gif", "no is no folder"),
-        ("run --video=", "should end in .gif or .mp4"),
+        ("run --video=", "should be a path"),
         ("run --games=2", "add --video=FILE"),
         ("run --games=0 --video=x.gif", "should be a whole number of at least 1"),
         ("run --gymnasium=yes", "--gymnasium"),

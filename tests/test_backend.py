@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from jax._src import cache_key
 
+from jaxrl_scale.config import Config
 from jaxrl_scale.errors import RunError
-from jaxrl_scale.parallel import placement
+from jaxrl_scale.loop import prepare
+from jaxrl_scale.parallel import backend, placement
 
 
 @pytest.mark.parametrize("asked", ["cuda", "cpuu"])
@@ -52,3 +54,19 @@ def test_a_program_that_needs_more_memory_than_there_is_is_not_run():
     program = jax.jit(lambda x: x @ x.T).lower(rows).compile()
     with pytest.raises(RunError, match=r"this takes 4\.0 TB of memory, but .* is free; smaller"):
         placement.check_program(program, jax.local_devices()[:1])
+
+
+def test_a_run_is_refused_where_it_could_not_be_compiled_or_kept(tmp_path):
+    file = tmp_path / "cache"
+    file.touch()
+    with pytest.raises(RunError, match=f"compilation_cache={file} is a file; it should be a"):
+        backend.initialize(Config(compilation_cache=str(file)))
+    jax.config.update("jax_disable_jit", True)
+    try:
+        with (
+            prepare.jax_settings_restored(),
+            pytest.raises(RunError, match="JAX_DISABLE_JIT is set, but a run is"),
+        ):
+            backend.initialize(Config(compilation_cache=""))
+    finally:
+        jax.config.update("jax_disable_jit", False)

@@ -163,6 +163,11 @@ def test_standard_output_on_a_full_disk_is_told_in_one_line(unbuffered):
     assert (done.returncode, done.stderr) == (INPUT_OUTPUT_ERROR, said)
 
 
+def test_a_flag_takes_no_value(capsys):
+    assert train_module.main(["--config=none", "--dry_run=true"]) == 2
+    assert capsys.readouterr().err == "error: --dry_run takes no value\n"
+
+
 def test_a_path_may_begin_with_a_tilde_and_is_never_empty(monkeypatch):
     monkeypatch.setenv("HOME", "/home/somebody")
     assert commands.path("~/runs") == Path("/home/somebody/runs")

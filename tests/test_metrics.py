@@ -24,6 +24,7 @@ import pytest
 
 from jaxrl_scale.config import Config
 from jaxrl_scale.errors import RunError
+from jaxrl_scale.parallel.hosts import Hosts
 from jaxrl_scale.records import provenance, row_writer, run_directory, terminal, wandb_log
 from jaxrl_scale.records import rows as records
 from jaxrl_scale.search import results, wandb_group
@@ -199,6 +200,26 @@ def test_numbers_that_json_does_not_know_are_null():
         "nested": [1, {"x": None}],
         "none": None,
     }
+
+
+def test_a_run_directory_has_a_name_in_utf_8_and_may_begin_with_a_tilde(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with run_directory.entered(Config(run_dir="~/run"), "run", None, Hosts()) as run:
+        assert run.path == tmp_path / "run"
+    named = Config(run_dir=str(tmp_path / "\udcff"))
+    with (
+        pytest.raises(RunError, match="is no UTF-8 text; choose another --run_dir"),
+        run_directory.entered(named, "run", None, Hosts()),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("damaged", ["[]", "{}", '{"starts": 3}', '{"starts": [3]}', "{"])
+def test_a_damaged_record_of_starts_is_told_in_one_line(tmp_path, damaged):
+    assert run_directory.read_starts(tmp_path) == []
+    (tmp_path / "run.json").write_text(damaged)
+    with pytest.raises(RunError, match=r"run\.json is damaged: "):
+        run_directory.read_starts(tmp_path)
 
 
 def test_every_start_is_recorded(run):

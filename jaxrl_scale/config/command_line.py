@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import types
 import typing
 from collections.abc import Sequence
@@ -73,7 +74,11 @@ def _chosen(argv: Sequence[str]) -> argparse.Namespace:
     first = Parser(add_help=False)
     for option_string in ("--config", "--resume", "--algo", "--env"):
         first.add_argument(option_string)
-    return first.parse_known_args(argv)[0]
+    chosen = first.parse_known_args(argv)[0]
+    for name in ("config", "resume"):  # no shell expands a ~ behind --resume=
+        if path := getattr(chosen, name):
+            setattr(chosen, name, os.path.expanduser(path))
+    return chosen
 
 
 def shipped_settings(argv: Sequence[str]) -> Path | None:

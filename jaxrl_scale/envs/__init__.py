@@ -147,8 +147,8 @@ def _checked(build: type, kwargs: dict[str, Any]) -> dict[str, Any]:
     """The parameters' values, checked against the annotations of an environment written here."""
     hints, checked = typing.get_type_hints(build), {}
     for name, value in kwargs.items():
-        if isinstance(value, list):  # a command line and JSON have no tuples
-            value = tuple(value)
+        if isinstance(value, list) and has_type(tuple(value), hints[name]):
+            value = tuple(value)  # which a command line and JSON do not have
         if not has_type(value, hints[name]):
             raise RunError(f"env_kwargs.{name}={value!r} should be {type_name(hints[name])}")
         checked[name] = value

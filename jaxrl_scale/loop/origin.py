@@ -64,7 +64,7 @@ def find(
     saved, before = hosts.gather("origin of the run", known)[0]
     if saved:
         return Origin(agents, {})
-    path = Path(before["run_dir"] if before else config.init_from).absolute()
+    path = Path(before["run_dir"] if before else config.init_from).expanduser().absolute()
     agents = state.agents(config) if agents is None else agents
     weights, record = _read(config, spec, path, len(agents.seeds))
     if before and before["digest"] != record["digest"]:
@@ -82,8 +82,8 @@ def _known(resume: str | Path | None) -> tuple[bool, dict[str, Any] | None]:
     """Whether a run has saved a checkpoint, and what it recorded of its origin."""
     if resume is None:
         return False, None
-    record = run_directory.read_json(Path(resume) / "run.json") or {"starts": []}
-    found = [start["init_from"] for start in record["starts"] if start.get("init_from")]
+    starts = run_directory.read_starts(Path(resume))
+    found = [start["init_from"] for start in starts if start.get("init_from")]
     return checkpoint.any_saved(Path(resume) / "checkpoints"), found[0] if found else None
 
 

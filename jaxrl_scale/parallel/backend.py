@@ -34,7 +34,10 @@ def initialize(config: Config, hosts: Hosts | None = None) -> Placement:
         flag = "--xla_gpu_deterministic_ops=true"
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
     if config.compilation_cache and not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        jax.config.update("jax_compilation_cache_dir", os.path.expanduser(config.compilation_cache))
+        folder = os.path.expanduser(config.compilation_cache)
+        if os.path.exists(folder) and not os.path.isdir(folder):
+            raise RunError(f"compilation_cache={folder} is a file; it should be a folder")
+        jax.config.update("jax_compilation_cache_dir", folder)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     jax.config.update("jax_default_matmul_precision", config.matmul_precision)
     # A run depends on its config alone, not on JAX_ENABLE_X64: it is the same in 32-bit numbers.

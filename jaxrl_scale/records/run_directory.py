@@ -76,7 +76,7 @@ def entered(
     if not hosts.leader:
         run = follow(path, to_json(config))
     try:
-        starts = run.starts()
+        starts = read_starts(run.path)
         run.name = starts[0].get("name", name) if starts else name
         yield run
     except RunError as error:
@@ -253,23 +253,25 @@ class RunDirectory:
           more: further entries, such as ``resumed_from`` or the number of processes.
         """
         start = {**describe_process(), "devices": list(devices), **more}
-        self.write_json("run.json", {"starts": [*self.starts(), start]})
-
-    def starts(self) -> list[dict[str, Any]]:
-        """What `record_start` has added so far."""
-        recorded: Any = self.read_json("run.json")
-        if recorded is None:
-            return []
-        starts = recorded.get("starts") if isinstance(recorded, dict) else None
-        if not isinstance(starts, list) or not all(isinstance(one, dict) for one in starts):
-            raise RunError(
-                f"{short(self.path / 'run.json')} is damaged: it should have a list of starts; "
-                "without the file the run can be resumed"
-            )
-        return starts
+        self.write_json("run.json", {"starts": [*read_starts(self.path), start]})
 
 
 # --- files ----------------------------------------------------------------------------------
+
+
+def read_starts(path: Path) -> list[dict[str, Any]]:
+    """What `RunDirectory.record_start` has added to the ``run.json`` of a run so far."""
+    file = path / "run.json"
+    recorded: Any = read_json(file)
+    if recorded is None:
+        return []
+    starts = recorded.get("starts") if isinstance(recorded, dict) else None
+    if not isinstance(starts, list) or not all(isinstance(one, dict) for one in starts):
+        raise RunError(
+            f"{short(file)} is damaged: it should have a list of starts; without the file the run "
+            "can be resumed"
+        )
+    return starts
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
