@@ -41,7 +41,7 @@ from jaxrl_scale.figures.plot_style import COLORS, LINES
 from jaxrl_scale.figures.report_plots import Drawn
 from jaxrl_scale.records import past_run, statistics
 from jaxrl_scale.records.past_run import PastRun, finished
-from jaxrl_scale.records.run_directory import plain, replace_file, short, write_json
+from jaxrl_scale.records.run_directory import plain, refuse_run, replace_file, short, write_json
 from jaxrl_scale.report import Cell
 
 # --- what to run ----------------------------------------------------------------------------
@@ -274,8 +274,7 @@ def _command(argv: list[str]) -> int:
     if args.analyse:
         write_results(args.analyse)
         return FINISHED
-    if (args.run_dir / "config.json").exists():
-        raise RunError(f"{short(args.run_dir)} holds a run; choose another --run_dir")
+    refuse_run(args.run_dir)
     tasks = plan(args, options)
     if args.task is not None:
         if args.task >= len(tasks):

@@ -44,6 +44,7 @@ from jaxrl_scale.records.progress import Clock
 from jaxrl_scale.records.run_directory import (
     io_errors,
     plain,
+    refuse_run,
     replace_file,
     short,
     write_json_once,
@@ -150,8 +151,7 @@ def begin(folder: Path, sweep: dict[str, Any], divided: Callable[[], list[list[i
     """
     path, told = folder / "sweep.json", plain(sweep)
     if not path.exists():
-        if (folder / "config.json").exists():
-            raise RunError(f"{short(folder)} holds a run; choose another --run_dir")
+        refuse_run(folder)
         mine = {"chunks": divided(), "command": shlex.join(["python", *sys.orig_argv[1:]])}
         with io_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)

@@ -77,11 +77,12 @@ def pooled_moments(pool: Pool, *batches: tuple[Array, Array]) -> list[Moments]:
     means = [total * share for (_, total), share in zip(sums, shares, strict=True)]
 
     def shard_squares(*batches: tuple[Array, Array]) -> list[Array]:
+        deviations = (
+            x.astype(jnp.float32) - mean[None] for (x, _), mean in zip(batches, means, strict=True)
+        )
         return [
-            jnp.where(_trailing(mask, x), jnp.square(x.astype(jnp.float32) - mean[None]), 0.0).sum(
-                0
-            )
-            for (x, mask), mean in zip(batches, means, strict=True)
+            jnp.where(_trailing(mask, x), jnp.square(deviation), 0.0).sum(0)
+            for (x, mask), deviation in zip(batches, deviations, strict=True)
         ]
 
     squares = pool.sum(pool.map(shard_squares, *batches))

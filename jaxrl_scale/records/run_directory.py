@@ -135,6 +135,12 @@ def create(path: Path) -> RunDirectory:
     return run
 
 
+def refuse_run(folder: Path) -> None:
+    """Raise a `RunError` where what is to hold several runs is the directory of one."""
+    if (folder / "config.json").exists():
+        raise RunError(f"{short(folder)} holds a run; choose another --run_dir")
+
+
 def open_existing(path: Path) -> RunDirectory:
     """The directory of a run that is to be resumed. Raises `RunError` if it holds no run."""
     path = _absolute(path)
