@@ -2,8 +2,8 @@
 
     python -m jaxrl_scale.train --config configs/apex_mountain_car.py
 
-Training takes 250,000 steps, or 45 seconds per agent on one core. The return is then about -104,
-and -114 for the worst of 8 agents. With dueling networks and a target network that follows faster,
+Training takes 250,000 steps, or 45 seconds per agent on one core. The return is then about -103,
+and -112 for the worst of 8 agents. With dueling networks and a target network that follows faster,
 some agents never leave the valley; `dqn_mountain_car.py` explains why a slow one helps.
 """
 

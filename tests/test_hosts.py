@@ -462,6 +462,16 @@ def test_of_two_processes_with_one_number_the_second_is_refused():
     in_all([link.result(PATIENCE) for link in links], lambda link: link.close())
 
 
+def test_process_0_says_whom_it_refused():
+    port = free_port()
+    (leader,) = coming(2, 0, port=port, start_timeout=2)
+    (other,) = coming(4, 1, port=port, start_timeout=2)
+    refusal = "it is process 1 of 4, this run has 2"
+    assert isinstance(other.exception(PATIENCE), RunError)
+    assert str(other.exception()).endswith(f"refuses it: {refusal}")
+    assert str(leader.exception(PATIENCE)).endswith(f"; one that came was refused: {refusal}")
+
+
 def test_a_process_that_does_not_come_is_named(world, path):
     started = time.monotonic()
     done = world.run_ranks(4, *world.small(path), "--start_timeout", 4, ranks=[0, 2])
@@ -730,8 +740,10 @@ def test_a_secret_that_is_given_comes_first(tmp_path):
     file.chmod(0o600)
     assert secret.choose(given).text == b"sixteen characters or more"
     assert secret.choose(given | {"JAXRL_SECRET": "x" * 16}).text == b"x" * 16
-    with pytest.raises(RunError, match="JAXRL_SECRET should hold at least 16 characters"):
-        secret.choose(given | {"JAXRL_SECRET": "short"})
+    for choose in (secret.choose, secret.check_given):
+        with pytest.raises(RunError, match="JAXRL_SECRET should hold at least 16 characters"):
+            choose(given | {"JAXRL_SECRET": "short"})
+    secret.check_given({})
 
 
 def test_a_proof_holds_for_one_statement_and_one_secret():

@@ -35,7 +35,7 @@ from jaxrl_scale.parallel import handshake
 from jaxrl_scale.parallel.cluster import Cluster
 from jaxrl_scale.parallel.handshake import Hello, Stranger
 from jaxrl_scale.parallel.machine import machine_id, node_name
-from jaxrl_scale.parallel.secret import choose
+from jaxrl_scale.parallel.secret import check_given, choose
 
 _SPARE = 64  # connections that may be introducing themselves, beside one of each process
 _LAST = "done"
@@ -204,6 +204,7 @@ class Hosts:
         secret, arrived = choose(os.environ), asyncio.Event()
         waiting: dict[StreamWriter, None] = {}  # who has not introduced itself, longest first
         strangers: list[str] = []
+        refused: list[str] = []
 
         async def welcome(reader: StreamReader, writer: StreamWriter) -> None:
             waiting[writer] = None
@@ -221,6 +222,7 @@ class Hosts:
             finally:
                 del waiting[writer]
             if refusal := self._seat(hello, reader, writer):
+                refused.append(refusal)
                 handshake.write(writer, {"refused": f"{self.name()} refuses it: {refusal}"})
                 writer.close()
             elif len(self._writers) == self.num_processes - 1:
@@ -234,6 +236,7 @@ class Hosts:
             message = (
                 f"{_enumerate('process', missing)} of {self.num_processes} did not come to "
                 f"{self.cluster.address(self.cluster.port)} within {timeout:g} s (--start_timeout)"
+                + (f"; one that came was refused: {refused[0]}" if refused else "")
             )
             self._over = True
             await self._tell({"failed": Failure(0, message, LOST)})
@@ -277,6 +280,7 @@ class Hosts:
         self._keep(self._read(k, reader))
 
     async def _meet_as_member(self, timeout: float) -> None:
+        check_given(os.environ)  # before it waits for process 0
         address = self.cluster.address(self.cluster.port)
         end, reason = time.monotonic() + timeout, "it did not answer"
         while True:

@@ -84,6 +84,16 @@ class Munge(NamedTuple):
         return b"".join(who.split()) == own and hmac.compare_digest(what, _digest(statement))
 
 
+def _given(environment: Mapping[str, str]) -> list[str]:
+    return [name for name in ("JAXRL_SECRET", "JAXRL_SECRET_FILE") if environment.get(name)]
+
+
+def check_given(environment: Mapping[str, str]) -> None:
+    """Raise a `RunError` where the user gives a secret that is none."""
+    if _given(environment):
+        choose(environment, "key")
+
+
 def choose(environment: Mapping[str, str], way: str | None = None) -> Secret:
     """The secret of this process's run.
 
@@ -91,7 +101,7 @@ def choose(environment: Mapping[str, str], way: str | None = None) -> Secret:
       environment: `os.environ`, or what stands in for it.
       way: the way that process 0 told; `None` in process 0, which chooses.
     """
-    given = [name for name in ("JAXRL_SECRET", "JAXRL_SECRET_FILE") if environment.get(name)]
+    given = _given(environment)
     if way == "munge" or (way is None and not given and _munge_works(environment)):
         return Munge()
     if "JAXRL_SECRET" in given:
