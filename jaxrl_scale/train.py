@@ -33,6 +33,7 @@ from jaxrl_scale.loop.stop import StopRequest
 from jaxrl_scale.parallel import backend
 from jaxrl_scale.parallel.cluster import find
 from jaxrl_scale.parallel.hosts import Hosts, join
+from jaxrl_scale.parallel.machine import process_start
 from jaxrl_scale.records import notebook, past_run, pieces, run_directory
 from jaxrl_scale.records.checkpoint import Checkpoints
 from jaxrl_scale.records.log import STATUSES, Log
@@ -291,8 +292,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _command(argv: list[str]) -> int:
-    import psutil
-
     dry_run = command_line.DRY_RUN in argv
     argv = [text for text in argv if text != command_line.DRY_RUN]
     config, name, resume = command_line.load(argv)
@@ -303,7 +302,7 @@ def _command(argv: list[str]) -> int:
         text = f"What a run of {name!r} would train with." + (f"\n\n{told}" if told else "")
         print(files.to_python(config, text), end="")
         return 0
-    start, launch = psutil.Process().create_time(), command_line.load_launch(argv)
+    start, launch = process_start(), command_line.load_launch(argv)
     if told and find(launch, os.environ).process_id == 0:
         print(told)
     return train(config, name=name, resume=resume, process_start=start, launch=launch).exit_status

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 
 import jax
 import numpy as np
@@ -70,3 +71,10 @@ def test_a_run_is_refused_where_it_could_not_be_compiled_or_kept(tmp_path):
             backend.initialize(Config(compilation_cache=""))
     finally:
         jax.config.update("jax_disable_jit", False)
+
+
+def test_a_process_knows_when_it_began_to_a_tenth_of_a_second():
+    code = "from jaxrl_scale.parallel.machine import process_start; print(process_start())"
+    before = time.time()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert before - 0.05 < float(done.stdout) < before + 0.3

@@ -26,11 +26,10 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import psutil
 from jax.experimental import serialize_executable
 
 from jaxrl_scale.config import Config, command_line, files
-from jaxrl_scale.parallel.machine import processor_features, visible_cores
+from jaxrl_scale.parallel.machine import process_start, processor_features, visible_cores
 from jaxrl_scale.parallel.placement import Placement
 from jaxrl_scale.records.provenance import versions
 from jaxrl_scale.records.run_directory import write_atomically
@@ -151,7 +150,7 @@ jax.monitoring.register_event_listener(_count)
 def digest_of(package: Path) -> str:
     """Of all Python files in a folder, by their names and contents. Raises an OSError if one was
     written since this process began, which may then have imported another."""
-    digest, start = hashlib.sha256(), psutil.Process().create_time()
+    digest, start = hashlib.sha256(), process_start()
     for path in sorted(package.rglob("*.py")):
         if path.stat().st_mtime >= start:
             raise OSError(f"{path} is newer than this process")

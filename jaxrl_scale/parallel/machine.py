@@ -11,11 +11,13 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import psutil
 
 from jaxrl_scale.errors import RunError
 
@@ -197,3 +199,15 @@ def split(mine: int, owned: Sequence[tuple[str, list[Any]]]) -> list[Any]:
     sharers = [k for k, other in enumerate(owned) if other == owned[mine]]
     first, count = sharers.index(mine), len(sharers)
     return things[first * len(things) // count : (first + 1) * len(things) // count]
+
+
+def process_start() -> float:
+    """When this process began, in unix seconds. psutil adds up from a machine's start in whole
+    seconds, which is up to a second too early."""
+    try:
+        with open("/proc/self/stat") as file:
+            ticks = int(file.read().rpartition(")")[2].split()[19])  # since the machine's start
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+        return time.time() - age
+    except (OSError, AttributeError):  # not Linux
+        return psutil.Process().create_time()

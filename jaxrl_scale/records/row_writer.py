@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -111,8 +112,9 @@ class RowWriter:
         """Where to look at the run, for the final table."""
         places = {"run directory": short(self._run.path)}
         if self._events:
+            folder = shlex.quote(short(self._run.tensorboard))
             missing = "" if find_spec("tensorboard") else "  (after pip install tensorboard)"
-            places["TensorBoard"] = f"tensorboard --logdir {short(self._run.tensorboard)}{missing}"
+            places["TensorBoard"] = f"tensorboard --logdir {folder}{missing}"
         if self.wandb and self.wandb.place:
             places["wandb"] = self.wandb.place
         return places
