@@ -514,3 +514,11 @@ def test_help_explains_every_option(capsys):
     for option in ("RUN_DIR", "--out=FILE", "--episodes=N"):
         explained = re.search(rf"^  {option} +(\S.*)$|^  {option}\n +(\S.*)$", text, re.M)
         assert explained, option
+
+
+def test_the_name_of_a_run_stands_in_a_legend_as_it_is(tmp_path):
+    for name in ("_under", "a$b$"):
+        make_run(tmp_path / name)
+    figure = report_plots.plot(tmp_path / "_under", tmp_path / "a$b$")
+    _, labels = figure.axes[0].get_legend_handles_labels()
+    assert labels == [" _under", r"a\$b\$"]

@@ -141,7 +141,7 @@ def _axes(
     dress(axes, *labels)
     if len(legend) > 1:
         for one in legend:
-            axes.plot([], [], color=one.color, linestyle=one.line, label=_cut(one.label))
+            axes.plot([], [], color=one.color, linestyle=one.line, label=_as_text(one.label))
         figure.legend(loc="outside lower left", ncols=2, frameon=False, fontsize=8.5)
     return figure, axes
 
@@ -276,7 +276,7 @@ def _bars(
         places, lengths = range(len(runs)), [value or 0.0 for value in values]
         bars = axes.barh(places, lengths, 0.62, color=[one.color for one in runs])
         axes.bar_label(bars, [text(v) for v in values], padding=4, fontsize=8.5)
-        axes.set_yticks(places, [_cut(one.label) for one in runs])
+        axes.set_yticks(places, [_as_text(one.label) for one in runs])
         axes.invert_yaxis()
         axes.margins(x=0.16)
 
@@ -314,5 +314,11 @@ def _time_unit(curves: Iterable[Curve]) -> tuple[str, float]:
     return ("hours", 1) if longest > 3 else ("minutes", 60) if longest > 0.05 else ("seconds", 3600)
 
 
-def _cut(label: str, most: int = 34) -> str:
-    return label if len(label) <= most else f"{label[: most // 2]}…{label[-most // 2 + 1 :]}"
+def _as_text(label: str, most: int = 34) -> str:
+    """A run's name in a picture, shortened in the middle. matplotlib takes what is between dollars
+    for mathematics, and leaves a name that begins with ``_`` out of its legends."""
+    if len(label) > most:
+        label = f"{label[: most // 2]}…{label[-most // 2 + 1 :]}"
+    if label.startswith("_"):
+        label = f" {label}"
+    return label.replace("$", r"\$")
