@@ -27,10 +27,16 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 # On CPUs, XLA's library YNNPACK must not compute plain sums: in jaxlib 0.10.2 it leaves terms out
 # (https://github.com/jax-ml/jax/issues/39103), and it adds in an order that depends on the number
-# of threads. XLA reads this variable when the first device is used; a choice of the user's stands.
-_YNN_FLAG = "--xla_cpu_experimental_ynn_fusion_type"
-if _YNN_FLAG not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_YNN_FLAG}=-reduce".strip()
+# of threads.
+_NO_SUMS = "--xla_cpu_experimental_ynn_fusion_type=-reduce"
+# On CPUs, a small loop must not become one kernel, as XLA makes it below 1 KB: there LLVM fuses
+# products of one operation with sums of the next, or not, as the memory of the whole program has
+# been assigned, which depends on the number of devices (docs/exactness.md).
+NO_LOOP_KERNELS = "--xla_backend_extra_options=xla_cpu_small_while_loop_byte_threshold=0"
+# XLA reads the variable when the first device is used; a choice of the user's stands.
+for _flag in (_NO_SUMS, NO_LOOP_KERNELS):
+    if _flag.rpartition("=")[0] not in os.environ.get("XLA_FLAGS", ""):
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_flag}".strip()
 
 # Python calls a command "-m" until it has found its module; `jaxrl_scale` is the installed one.
 if os.path.basename("".join(sys.argv[:1])) in ("-m", "jaxrl_scale"):

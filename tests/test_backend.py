@@ -1,5 +1,6 @@
 """Starting JAX: what the environment asks for in vain, and what a later JAX may lack."""
 
+import os
 import subprocess
 import sys
 import time
@@ -78,3 +79,25 @@ def test_a_process_knows_when_it_began_to_a_tenth_of_a_second():
     before = time.time()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert before - 0.05 < float(done.stdout) < before + 0.3
+
+
+USE = "import jax; jax.numpy.zeros(3)"
+TRAIN = (
+    "from jaxrl_scale import Config, train; "
+    "train(Config(iterations=1, run_dir='run', wandb='disabled'))"
+)
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (f"{USE}; import jaxrl_scale; {TRAIN}", "before jaxrl_scale was imported"),
+        (f"import jaxrl_scale; {USE}; {TRAIN}", ""),
+    ],
+)
+def test_a_process_in_which_xla_reads_no_flags_any_more_is_refused(code, said, tmp_path):
+    env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=env
+    )
+    assert (said in done.stderr, done.returncode) == (True, bool(said)), done.stderr

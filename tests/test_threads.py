@@ -174,14 +174,17 @@ def test_compiled_sums_are_those_of_numpy(rows):
         np.testing.assert_array_equal(compiled(x), expected)
 
 
-def test_the_users_own_choice_for_ynnpack_stands(monkeypatch):
+def test_the_users_own_choice_of_flags_stands(monkeypatch):
     assert products.compiler_options() != {}
-    flag = "--xla_cpu_experimental_ynn_fusion_type"
-    monkeypatch.setenv("XLA_FLAGS", f"--xla_cpu_ftz=true {flag}=+reduce")
+    chosen = (
+        "--xla_cpu_ftz=true --xla_cpu_experimental_ynn_fusion_type=+reduce "
+        "--xla_backend_extra_options=xla_cpu_small_while_loop_byte_threshold=0,other=1"
+    )
+    monkeypatch.setenv("XLA_FLAGS", chosen)
     assert products.compiler_options() == {}
     script = "import jaxrl_scale, os; print(os.environ['XLA_FLAGS'])"
     shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert shown.stdout.strip() == f"--xla_cpu_ftz=true {flag}=+reduce"
+    assert shown.stdout.strip() == chosen
 
 
 def test_wide_vectors_are_asked_for_but_where_the_run_is_portable_or_the_user_chose(monkeypatch):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 
 import jax
+import jax.numpy as jnp
 
+from jaxrl_scale import NO_LOOP_KERNELS
 from jaxrl_scale.config import Config
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.learning import products
@@ -21,6 +24,7 @@ from jaxrl_scale.parallel.machine import (
     visible_gpus,
 )
 from jaxrl_scale.parallel.placement import Placement
+from jaxrl_scale.types import Array
 
 
 def initialize(config: Config, hosts: Hosts | None = None) -> Placement:
@@ -58,6 +62,12 @@ def initialize(config: Config, hosts: Hosts | None = None) -> Placement:
     if config.portable:
         cap(started)
     devices = find_devices()
+    if started and not _flags_were_read(devices[0]):
+        raise RunError(
+            "JAX had used a device in this process before jaxrl_scale was imported, which is too "
+            "late for XLA's flags; restart it (in a notebook: the kernel), and import jaxrl_scale "
+            "first"
+        )
     if started and jax.local_device_count() < (config.devices or 0) <= cores:
         raise RunError(
             f"devices={config.devices}, but JAX has started in this process before, with "
@@ -68,6 +78,19 @@ def initialize(config: Config, hosts: Hosts | None = None) -> Placement:
     if hosts.several:
         placement.connect()
     return placement
+
+
+@functools.cache
+def _flags_were_read(device: jax.Device) -> bool:
+    """Whether XLA leaves a small loop in several kernels, as `jaxrl_scale.__init__` asks by a flag.
+    Where the user has chosen otherwise nothing is looked at."""
+    if device.platform != "cpu" or NO_LOOP_KERNELS not in os.environ.get("XLA_FLAGS", ""):
+        return True
+
+    def loop(count: int) -> Array:
+        return jax.lax.fori_loop(0, count, lambda _, x: x * x + 1, jnp.zeros(8))
+
+    return "xla_cpu_small_call" not in str(jax.jit(loop).lower(3).compile().as_text())
 
 
 def find_devices() -> list[jax.Device]:
