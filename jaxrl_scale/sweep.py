@@ -32,6 +32,7 @@ from jaxrl_scale.errors import (
 )
 from jaxrl_scale.loop import prepare
 from jaxrl_scale.loop.prepare import checked, jax_settings_restored, programs_forgotten
+from jaxrl_scale.loop.programs import seconds_compiling
 from jaxrl_scale.loop.stop import StopRequest
 from jaxrl_scale.options import largest_divisor
 from jaxrl_scale.parallel import backend
@@ -127,7 +128,7 @@ def _obey(hosts: Hosts, stop: StopRequest, folder: Path, order: Order) -> None:
     train_among(
         hosts,
         config,
-        Clock(time.time(), config.target_return),
+        Clock(time.time(), config.target_return, seconds_compiling),
         order.chunk.name,
         resume,
         order.chunk.agents,

@@ -28,6 +28,7 @@ from jaxrl_scale.loop.prepare import (
     programs_forgotten,
     settings,
 )
+from jaxrl_scale.loop.programs import seconds_compiling
 from jaxrl_scale.loop.state import Agents
 from jaxrl_scale.loop.stop import StopRequest
 from jaxrl_scale.parallel import backend
@@ -120,7 +121,7 @@ def train(
     config = checked(config, resume)
     if on_row is not None and not callable(on_row):
         raise RunError(f"on_row={on_row!r} should be a function that takes a row of metrics")
-    clock = Clock(process_start or time.time(), config.target_return)
+    clock = Clock(process_start or time.time(), config.target_return, seconds_compiling)
     hosts = join(find(launch, os.environ), launch)
     with hosts.end_together(), jax_settings_restored(), programs_forgotten():
         hosts.check_alike(settings(config, resume))

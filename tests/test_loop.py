@@ -26,6 +26,7 @@ from jaxrl_scale.errors import (
     STOPPED,
     RunError,
 )
+from jaxrl_scale.loop import programs
 from jaxrl_scale.loop.make import make_runner
 from jaxrl_scale.parallel import backend
 from jaxrl_scale.parallel.hosts import Hosts
@@ -510,6 +511,25 @@ def test_times_are_right_when_somebody_sets_the_clock(monkeypatch):
     assert times["seconds_to_target"] == pytest.approx(5, abs=0.5)
     assert 0 < times["steps_per_second"] < 100 / 0.01
     assert progress.Clock(9.9e9).wall_seconds < 1, "a process does not start later than now"
+
+
+def test_what_is_compiled_for_the_first_evaluation_is_no_time_of_training():
+    spent = [7.0]  # by an earlier run of this process
+    clock = progress.Clock(time.time(), compiling=lambda: sum(spent))
+    clock.compiled()
+    assert clock.compile_seconds < 1
+    time.sleep(0.5)
+    spent.append(0.5)
+    clock.note(100, lambda: None)
+    assert clock.row()["steps_per_second"] > 100 / 0.4
+    assert clock.summary()["steps_per_second"] > 100 / 0.4
+    assert clock.compile_seconds == pytest.approx(0.5, abs=0.4)
+
+
+def test_a_thread_knows_how_long_it_compiled():
+    before = programs.seconds_compiling()
+    jax.jit(lambda x: x * 3 + 1)(np.ones(7))
+    assert 0 < programs.seconds_compiling() - before < 10
 
 
 def test_the_speed_of_a_run_that_has_nothing_left_to_do_is_that_of_before():

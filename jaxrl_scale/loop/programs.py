@@ -143,7 +143,19 @@ def _count(event: str, **_: Any) -> None:
         _of_thread.compilations = _compilations() + 1
 
 
+def seconds_compiling() -> float:
+    """What this thread has spent tracing and compiling so far."""
+    seconds: float = getattr(_of_thread, "seconds", 0.0)
+    return seconds
+
+
+def _add(event: str, duration_secs: float, **_: Any) -> None:
+    if event.startswith("/jax/core/compile/"):
+        _of_thread.seconds = seconds_compiling() + duration_secs
+
+
 jax.monitoring.register_event_listener(_count)
+jax.monitoring.register_event_duration_secs_listener(_add)
 
 
 @cache

@@ -152,25 +152,34 @@ class Clock:
 
     Args:
       process_start: unix seconds.
+      compiling: seconds that this thread has spent compiling so far, which it does in the loop for
+        the first evaluation.
     """
 
-    def __init__(self, process_start: float, target_return: float | None = None):
-        self.target_return = target_return
+    def __init__(
+        self,
+        process_start: float,
+        target_return: float | None = None,
+        compiling: Callable[[], float] = lambda: 0.0,
+    ):
+        self.target_return, self._compiling = target_return, compiling
         self.created = time.monotonic()
         self._start = self.created - max(0.0, time.time() - process_start)
-        self.compile_seconds = 0.0
         self.seconds_to_target: float | None = None
         self.env_steps = 0
-        self._wall_before = self._train_before = self._train_seconds = 0.0
-        self._loop_start = self._lap_start = self.created
+        self._wall_before = self._train_before = self._train_seconds = self._compiled_before = 0.0
+        self._loop_start = self._lap_start = self._loop_time()
         self._lap_steps = 0
 
     def compiled(self) -> None:
         """Note that compilation has ended and the loop begins."""
-        now = time.monotonic()
-        self.compile_seconds += now - self.created
-        self._loop_start = self._lap_start = now
+        self._compiled_before += time.monotonic() - self.created - self._compiling()
+        self._loop_start = self._lap_start = self._loop_time()
         self._lap_steps = self.env_steps
+
+    def _loop_time(self) -> float:
+        """A clock that stands still while this thread compiles."""
+        return time.monotonic() - self._compiling()
 
     def note(self, env_steps: int, recent_return: Callable[[], float | None]) -> None:
         """Note that an iteration has ended. ``recent_return`` is asked until it has reached the
@@ -189,11 +198,15 @@ class Clock:
 
     @property
     def train_seconds(self) -> float:
-        return self._train_before + time.monotonic() - self._loop_start
+        return self._train_before + self._loop_time() - self._loop_start
+
+    @property
+    def compile_seconds(self) -> float:
+        return self._compiled_before + self._compiling()
 
     def row(self) -> dict[str, Any]:
         """The times in a row of metrics. The speed is that since the row before."""
-        now = time.monotonic()
+        now = self._loop_time()
         speed = (self.env_steps - self._lap_steps) / max(now - self._lap_start, 1e-9)
         self._lap_start, self._lap_steps = now, self.env_steps
         return {
@@ -227,6 +240,6 @@ class Clock:
     def load_json(self, data: dict[str, Any]) -> None:
         self._wall_before, self._train_before = data["wall_seconds"], data["train_seconds"]
         self._train_seconds = self._train_before
-        self.compile_seconds, self.env_steps = data["compile_seconds"], data["env_steps"]
+        self._compiled_before, self.env_steps = data["compile_seconds"], data["env_steps"]
         if data["target_return"] == self.target_return:  # a resume may change it
             self.seconds_to_target = data["seconds_to_target"]
