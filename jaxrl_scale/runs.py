@@ -32,11 +32,15 @@ _ELSEWHERE = ("env", "algo", "seed", "num_seeds")
 def found(folders: Sequence[Path]) -> Iterator[Path]:
     """The run directories among some folders, and at any depth below them."""
     for folder in folders:
-        for path, inner, files in os.walk(folder):
+        for path, inner, files in os.walk(folder, onerror=_unreadable):
             if "config.json" in files and "run.json" in files:
                 inner.clear()
                 yield Path(path)
             inner.sort()
+
+
+def _unreadable(error: OSError) -> None:
+    print(f"left out: {error.filename}: {error.strerror}", file=sys.stderr)
 
 
 class Listed(NamedTuple):
@@ -80,6 +84,7 @@ def _numbers(run: PastRun) -> dict[str, Any]:
         "seed": run.config.seed,
         "num_seeds": run.config.num_seeds,
         "status": run.status,
+        "failed": len(result["failed"]),
         "env_steps": result["env_steps"],
         "score": centre(evaluation) if evaluation else None,
         "score_low": low,
@@ -135,6 +140,7 @@ def _cells(run: PastRun) -> dict[str, str]:
     of = _numbers(run)
     first, count = of["seed"], of["num_seeds"]
     low, high = of["score_low"], of["score_high"]
+    failed = f", {of['failed']} of {count} agents failed" if of["failed"] and count > 1 else ""
     return {
         "run": of["run"],
         "environment": of["env"],
@@ -145,7 +151,7 @@ def _cells(run: PastRun) -> dict[str, str]:
         "95 % interval": "" if low is None else f"{number(low)} to {number(high)}",
         "training": number(of["return_100"]),
         "steps/s": compact(of["steps_per_second"]),
-        "status": of["status"],
+        "status": of["status"] + failed,
     }
 
 

@@ -63,6 +63,22 @@ def test_the_csv_has_all_numbers_and_a_column_for_each_option_that_differs(liste
     assert [float(run["algo.learning_rate"]) for run in (one, two)] == [3e-4, 0.25]
 
 
+def test_agents_that_failed_are_told(listed, tmp_path):
+    make_run(tmp_path / "runs" / "some", seeds=4, failed=(1, 5))
+    make_run(tmp_path / "runs" / "none", seeds=4)
+    lines = {line.split()[0]: line for line in listed()[1].splitlines()}
+    assert lines["runs/some"].endswith(" done, 1 of 4 agents failed")
+    assert lines["runs/none"].endswith(" done")
+    found = {row["run"]: row["failed"] for row in csv.DictReader(io.StringIO(listed("--csv")[1]))}
+    assert found == {"runs/some": "1", "runs/none": "0"}
+
+
+def test_a_folder_that_cannot_be_read_is_told(tmp_path, capsys):
+    assert list(runs.found([tmp_path / "gone"])) == []
+    told = f"left out: {tmp_path / 'gone'}: No such file or directory\n"
+    assert capsys.readouterr().err == told
+
+
 def test_what_cannot_be_listed_is_told(listed, tmp_path):
     assert listed("nowhere") == (
         2,

@@ -292,7 +292,9 @@ def metric_plots(runs: Sequence[Drawn]) -> list[Plot]:
     numbers = (k for row in rows for k, v in row.items() if isinstance(v, int | float))
     found = dict.fromkeys(name for name in numbers if name not in _NOT_DRAWN)
     for name in [*(m for m in METRICS if m in found), *(m for m in found if m not in METRICS)]:
-        labels = (METRICS.get(name, name.replace("_", " ")), "steps of one agent", "")
+        own = "/" in name  # an environment's or a user's, called as they called it
+        title = METRICS.get(name, name if own else name.replace("_", " "))
+        labels = (_as_text(title, most=44), "steps of one agent", "")
         with _plot(plots, name, labels, size=(3.6, 2.5)) as axes:
             for one in runs:
                 c = curve(one.run, name)

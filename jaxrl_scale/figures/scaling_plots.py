@@ -186,8 +186,10 @@ def _draw_lines(
         if key == "steps_per_second":
             low, high = zip(*(result["steps_per_second_range"] for result in kept), strict=True)
             axes.vlines(x, low, high, color=style["color"], linewidth=1)
-            if x_key == "all_devices":  # what perfect scaling would be
-                axes.plot(x, [y[0] * n / x[0] for n in x], color=PALE, linestyle="--", zorder=1)
+            if x_key == "all_devices":
+                ideal = [y[0] * n / x[0] for n in x]
+                name = "" if k else "linear speed-up"
+                axes.plot(x, ideal, color=PALE, linestyle="--", zorder=1, label=name)
     if x_key:
         places = sorted({result[x_key] for compared in series for result in compared})
         axes.set_xscale("log", base=2)
@@ -195,9 +197,9 @@ def _draw_lines(
         axes.minorticks_off()
     else:
         axes.set_xticks(range(len(series[0])), labels(series[0]), fontsize=7)
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.05 * axes.get_ylim()[1])
     axes.yaxis.set_major_formatter(EngFormatter(sep=""))
-    if len(series) > 1:
+    if len(axes.get_legend_handles_labels()[1]) > 1:
         axes.legend(frameon=False, fontsize=8)
 
 
@@ -226,15 +228,15 @@ def _draw_returns(axes: Axes, series: Sequence[Compared]) -> None:
         axes.vlines(x, low, high, color=COLORS[k], linewidth=1.6)
     axes.set_xticks(range(len(results)), _everywhere(series), fontsize=7)
     axes.tick_params(axis="x", rotation=20 if len(results) > 3 else 0)
-    axes.margins(x=0.1)
-    axes.legend(frameon=False, fontsize=8)
+    axes.margins(x=0.1, y=0.2)  # room for the legend
+    axes.legend(frameon=False, fontsize=8, ncols=3, loc="upper left")
 
 
 def _draw_curves(
     axes: Axes, series: Sequence[Compared], curves: Sequence[Curves], over: str
 ) -> None:
     """The running return of every result over ``steps`` of one agent or ``seconds``."""
-    from matplotlib.ticker import EngFormatter
+    from matplotlib.ticker import EngFormatter, LogLocator
 
     words = {"steps": "environment steps of one agent", "seconds": "seconds, without compilation"}
     dress(axes, "Return while training, last 100 episodes", words[over])
@@ -242,8 +244,9 @@ def _draw_curves(
     for k, (name, (x, y)) in enumerate(zip(_everywhere(series), drawn, strict=True)):
         axes.plot(x, y, color=COLORS[k % len(COLORS)], linewidth=1.6, label=name)
     axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))  # also where they span no decade
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.xaxis.set_minor_formatter("")
+    axes.minorticks_off()
     axes.legend(frameon=False, fontsize=7)
 
 

@@ -16,6 +16,7 @@ from jaxrl_scale.records.rows import Evaluation, Row, Summary, centre
 
 _PLAIN_LINES = 20
 _WORST_AGENTS = 3
+_NARROW = 66  # columns of a terminal: with fewer there is no room for the bar
 
 
 class Bar(Protocol):
@@ -137,14 +138,15 @@ class _LiveBar:
         def column(text: str) -> TextColumn:
             return TextColumn(text, table_column=Column(no_wrap=True))
 
+        wide = console.width >= _NARROW
         self._total = config.num_iterations
         self._bar = Narrow(
-            SpinnerColumn(finished_text=" "),
+            *([SpinnerColumn(finished_text=" ")] if wide else []),
             column("[bold]{task.description}"),
-            BarColumn(bar_width=None),
+            *([BarColumn(bar_width=None)] if wide else []),
             column("[bold]{task.percentage:>3.0f}%"),
             column("[cyan]{task.fields[steps]}[/] steps"),
-            column("[cyan]{task.fields[rate]}[/]/s"),
+            *([column("[cyan]{task.fields[rate]}[/]/s")] if wide else []),
             column("return [green]{task.fields[score]}[/]"),
             column("[yellow]{task.fields[left]}[/] left"),
             console=console,

@@ -58,11 +58,16 @@ def _marginal(
     if each.kind == "choices":
         texts = [written(value) for value in each.values]
         ax.set_xticks(range(len(texts)), texts)
+        ax.set_xlim(-0.5, len(texts) - 0.5)  # also a choice that no setting has
         spread = np.random.default_rng(0).uniform(-0.15, 0.15, len(values))
         values = [texts.index(written(x)) + dx for x, dx in zip(values, spread, strict=True)]
     elif each.kind == "log":
+        low, middle, high = _places(each)
         ax.set_xscale("log")
-        ax.xaxis.set_minor_formatter("")
+        ax.minorticks_off()
+        ax.set_xticks((low, middle, high), [f"{x:.3g}" for x in (low, middle, high)])
+        margin = (high / low) ** 0.05
+        ax.set_xlim(low / margin, high * margin)
     score: list[Any] = [one.iqm for one in known]
     strong: Any = np.array([1.0 if one.rung == ranks[0].rung else 0.3 for one in known])
     ci95 = np.array([one.ci95 for one in known])
@@ -116,9 +121,14 @@ def _ticks(each: Range) -> list[tuple[float, str]]:
     """Where the values of a range stand on an axis from 0 to 1, and their texts."""
     if each.kind == "choices":
         return [(each.part(value), written(value)) for value in each.values]
+    return [(each.part(x), f"{x:.3g}") for x in _places(each)]
+
+
+def _places(each: Range) -> tuple[float, float, float]:
+    """The ends of a range of numbers and its middle."""
     low, high = each.values
     middle = math.sqrt(low * high) if each.kind == "log" else (low + high) / 2
-    return [(each.part(x), f"{x:.3g}") for x in (low, middle, high)]
+    return low, middle, high
 
 
 def curves(found: Sequence[Outcome], ranks: Sequence[Ranked]) -> bytes:
