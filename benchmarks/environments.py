@@ -70,7 +70,8 @@ def gymnaxs(name: str, each: int) -> Player:
 def measure(side: str, name: str, num_envs: int, seconds: float) -> float:
     """Valid steps a second of one side, after a warm-up."""
     cores = len(os.sched_getaffinity(0))
-    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={cores}"
+    flag = f"--xla_force_host_platform_device_count={cores}"
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
     import jax
 
     reset, step, keys = (ours if side == "ours" else gymnaxs)(name, num_envs // cores)
