@@ -35,7 +35,7 @@ _NO_SUMS = "--xla_cpu_experimental_ynn_fusion_type=-reduce"
 NO_LOOP_KERNELS = "--xla_backend_extra_options=xla_cpu_small_while_loop_byte_threshold=0"
 # XLA reads the variable when the first device is used; a choice of the user's stands.
 for _flag in (_NO_SUMS, NO_LOOP_KERNELS):
-    if _flag.rpartition("=")[0] not in os.environ.get("XLA_FLAGS", ""):
+    if _flag.split("=")[-2] not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_flag}".strip()
 
 # Python calls a command "-m" until it has found its module; `jaxrl_scale` is the installed one.

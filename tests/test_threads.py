@@ -174,11 +174,12 @@ def test_compiled_sums_are_those_of_numpy(rows):
         np.testing.assert_array_equal(compiled(x), expected)
 
 
-def test_the_users_own_choice_of_flags_stands(monkeypatch):
+@pytest.mark.parametrize("loops", ["{}=0,other=1", "other=1,{}=1024"])
+def test_the_users_own_choice_of_flags_stands(loops, monkeypatch):
     assert products.compiler_options() != {}
     chosen = (
         "--xla_cpu_ftz=true --xla_cpu_experimental_ynn_fusion_type=+reduce "
-        "--xla_backend_extra_options=xla_cpu_small_while_loop_byte_threshold=0,other=1"
+        "--xla_backend_extra_options=" + loops.format("xla_cpu_small_while_loop_byte_threshold")
     )
     monkeypatch.setenv("XLA_FLAGS", chosen)
     assert products.compiler_options() == {}

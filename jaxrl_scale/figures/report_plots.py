@@ -317,7 +317,7 @@ def _time_unit(curves: Iterable[Curve]) -> tuple[str, float]:
 
 
 def _as_text(label: str, most: int = 34) -> str:
-    """A run's name in a picture, shortened in the middle. matplotlib takes what is between dollars
+    """A name in a picture, shortened in the middle. matplotlib takes what is between dollars
     for mathematics, and leaves a name that begins with ``_`` out of its legends."""
     if len(label) > most:
         label = f"{label[: most // 2]}…{label[-most // 2 + 1 :]}"

@@ -56,16 +56,16 @@ def _marginal(
     known = [one for one in ranks if one.iqm is not None]
     values: list[Any] = [settings[one.setting][each.option] for one in known]
     if each.kind == "choices":
-        texts = [written(value) for value in each.values]
+        texts = [text for _, text in _labelled(each)]
         ax.set_xticks(range(len(texts)), texts)
         ax.set_xlim(-0.5, len(texts) - 0.5)  # also a choice that no setting has
         spread = np.random.default_rng(0).uniform(-0.15, 0.15, len(values))
         values = [texts.index(written(x)) + dx for x, dx in zip(values, spread, strict=True)]
     elif each.kind == "log":
-        low, middle, high = _places(each)
         ax.set_xscale("log")
         ax.minorticks_off()
-        ax.set_xticks((low, middle, high), [f"{x:.3g}" for x in (low, middle, high)])
+        ax.set_xticks(*zip(*_labelled(each), strict=True))
+        low, high = each.values
         margin = (high / low) ** 0.05
         ax.set_xlim(low / margin, high * margin)
     score: list[Any] = [one.iqm for one in known]
@@ -119,16 +119,17 @@ def parallel(
 
 def _ticks(each: Range) -> list[tuple[float, str]]:
     """Where the values of a range stand on an axis from 0 to 1, and their texts."""
+    return [(each.part(value), text) for value, text in _labelled(each)]
+
+
+def _labelled(each: Range) -> list[tuple[Any, str]]:
+    """The values of a range that an axis names, and their texts: all choices, or both ends and the
+    middle."""
     if each.kind == "choices":
-        return [(each.part(value), written(value)) for value in each.values]
-    return [(each.part(x), f"{x:.3g}") for x in _places(each)]
-
-
-def _places(each: Range) -> tuple[float, float, float]:
-    """The ends of a range of numbers and its middle."""
+        return [(value, written(value)) for value in each.values]
     low, high = each.values
     middle = math.sqrt(low * high) if each.kind == "log" else (low + high) / 2
-    return low, middle, high
+    return [(x, f"{x:.3g}") for x in (low, middle, high)]
 
 
 def curves(found: Sequence[Outcome], ranks: Sequence[Ranked]) -> bytes:
