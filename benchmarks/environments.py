@@ -4,9 +4,10 @@
 
 How to make that environment stands in `rejax_throughput.py`. Both sides scan 128 steps of
 vectorised environments that begin anew at their ends, have their keys split before the scan, draw
-random actions by the same calls, and are pmapped over as many CPU devices as there are cores. They
-take turns (A B A B …). Only valid steps count: with us a step that resets is none, while gymnax
-resets within the step that ends an episode.
+random actions by the same calls, and are pmapped over as many CPU devices as there are cores. Ours
+have the random numbers and the options of XLA that training gives them, gymnax's those of JAX; your
+XLA_FLAGS hold for both. They take turns (A B A B …). Only valid steps count: with us a step that
+resets is none, while gymnax resets within the step that ends an episode.
 """
 
 from __future__ import annotations
@@ -76,21 +77,29 @@ def measure(side: str, name: str, num_envs: int, seconds: float) -> float:
 
     reset, step, keys = (ours if side == "ours" else gymnaxs)(name, num_envs // cores)
     impl: Any = "threefry2x32"
-    if side == "ours":  # as training has it, with the same bits
+    options: dict[str, Any] = {}
+    if side == "ours":  # as training has them
+        from jaxrl_scale.learning import products
         from jaxrl_scale.loop.threefry import UNROLLED as impl
+        from jaxrl_scale.parallel.placement import wide_vectors
+
+        options = products.compiler_options() | wide_vectors()
 
     def play(batch: Any, key: Any) -> tuple[Any, Any]:
         batch, valid = jax.lax.scan(step, batch, jax.random.split(key, (LENGTH, keys)))
         return batch, valid.sum()
 
-    played = jax.pmap(play)
-    batch = jax.pmap(reset)(jax.random.split(jax.random.key(0, impl=impl), cores))
+    def keys_of(call: int) -> Any:
+        return jax.random.split(jax.random.key(call, impl=impl), cores)
+
+    batch = jax.pmap(reset)(keys_of(0))
+    played = jax.pmap(play).lower(batch, keys_of(0)).compile(compiler_options=options)
     calls = steps = 0
     start = time.perf_counter()
     while calls < 3 or time.perf_counter() - start < seconds:
         if calls == 2:  # compiled, and no longer all at the same step of their episodes
             steps, start = 0, time.perf_counter()
-        batch, valid = played(batch, jax.random.split(jax.random.key(calls, impl=impl), cores))
+        batch, valid = played(batch, keys_of(calls))
         steps += int(valid.sum())
         calls += 1
     return steps / (time.perf_counter() - start)

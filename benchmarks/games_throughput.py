@@ -119,7 +119,7 @@ def measure(game: str, seconds: float) -> dict[str, float]:
     carry, held = devices.local.carry, [devices]
 
     def learn() -> None:
-        rest = runner._gathered, runner._num_iterations, runner.placement.split_scalar(False)
+        rest = runner._gathered, runner._num_iterations, runner.placement.split_scalar(0.0)
         held[0], *_ = runner._compiled_update(held[0], carry, *rest)
         jax.block_until_ready(held[0])
 

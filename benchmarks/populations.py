@@ -50,10 +50,11 @@ def measure(agents: int, reduction: str, seconds: float) -> dict[str, float]:
     speeds: list[float] = []
     start = time.perf_counter()
     while len(speeds) < 3 or time.perf_counter() - start < seconds:
-        began, steps = time.perf_counter(), 0
-        for _ in range(max(1, block // runner.at_once)):
-            state, rows, _ = runner.steps(state, runner.at_once)
+        began, steps, done = time.perf_counter(), 0, 0
+        while done < block:
+            state, rows, _ = runner.steps(state, min(block - done, runner.at_once))
             steps += sum(int(metrics["steps"].sum()) for metrics in rows)
+            done += len(rows)
         speeds.append(steps / (time.perf_counter() - began))
     return {"steps_per_second": statistics.median(speeds), "compile_seconds": compile_seconds}
 

@@ -83,9 +83,11 @@ def measure(env: str, name: str, seconds: float, num_shards: int) -> dict[str, f
     start = time.perf_counter()
     while time.perf_counter() - start < seconds:
         began, steps = time.perf_counter(), 0
-        for _ in range(block // runner.at_once):
-            state, rows, _ = runner.steps(state, runner.at_once)
+        done = 0
+        while done < block:
+            state, rows, _ = runner.steps(state, min(block - done, runner.at_once))
             steps += sum(int(metrics["steps"][0]) for metrics in rows)
+            done += len(rows)
         speeds.append(steps / (time.perf_counter() - began))
     return {
         "steps_per_second": statistics.median(speeds),

@@ -12,6 +12,7 @@ from jaxrl_scale import algos, envs
 from jaxrl_scale.algos import ppo
 from jaxrl_scale.config import Config, check, files
 from jaxrl_scale.loop.make import make_runner
+from jaxrl_scale.loop.runner import MOST_AT_ONCE, Runner
 from jaxrl_scale.options import traced
 from jaxrl_scale.parallel import backend
 from jaxrl_scale.records.checkpoint import Checkpoints
@@ -103,9 +104,10 @@ def run(config, env=None, iterations=None, algo=None, monkeypatch=None, state=No
 def steps(runner, iterations, state=None):
     """As `run`, of a runner and from a ``state``, with as many iterations in a call as it takes."""
     placed = runner.init() if state is None else runner.place(state)
+    most = MOST_AT_ONCE if isinstance(runner, Runner) else 1
     history = []
     while len(history) < iterations:
-        count = min(iterations - len(history), runner.at_once)
+        count = min(iterations - len(history), most)
         placed, rows, _ = runner.steps(placed, count)
         history += rows
     return runner.fetch(placed), history

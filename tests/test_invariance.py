@@ -5,6 +5,7 @@ PPO in several environments; ``test_algorithms.py`` has every algorithm.
 """
 
 import dataclasses
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -76,12 +77,30 @@ def test_a_run_ends_bit_identical_on_1_device_and_on_more(name, devices):
 
 def test_iterations_of_one_call_are_those_of_several():
     runner = shared_runner(CONFIGS["cartpole"].replace(devices=2))
-    assert runner.at_once > 5
-    (one, first), (more, later) = steps(runner, 6), steps(runner, 1)
-    for count in (2, 3):
-        more, rows = steps(runner, count, more)
-        later += rows
-    assert differing((one, first), (more, later)) == []
+    ends = []
+    for counts in ([6], [1, 2, 3]):
+        placed, history = runner.init(), []
+        for count in counts:
+            placed, rows, _ = runner.steps(placed, count)
+            history += rows
+        ends.append((runner.fetch(placed), history))
+    assert len(ends[0][1]) == 6
+    assert differing(*ends) == []
+
+
+def test_a_call_should_make_as_many_iterations_as_take_a_fifth_of_a_second(monkeypatch):
+    runner = runner_of(CONFIGS["cartpole"].replace(devices=2))
+    ticks = iter(0.03 * tick for tick in range(20))  # a call lasts from one to the next
+    clock = SimpleNamespace(perf_counter=lambda: next(ticks))
+    monkeypatch.setattr("jaxrl_scale.loop.runner.time", clock)
+    state, counts, heard = runner.init(), [], []
+    for stop in (False, False, False, True, False):
+        counts.append(runner.at_once)
+        state, _, stops = runner.steps(state, counts[-1], stop)
+        heard.append(stops)
+    assert counts == [1, 1, 6, 6, 1]
+    assert runner.at_once == 32
+    assert heard == [False, False, False, True, False]
 
 
 @pytest.mark.slow

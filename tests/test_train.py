@@ -240,7 +240,7 @@ def test_the_other_configs_fit_their_environments(file):
         host = HostRunner(one, env, placement)
         before = host._beginning.shapes
         arrays = before.local.carry, host._gathered, host._num_iterations
-        after, *_ = placement.shapes(host._update, before, *arrays, placement.split_scalar(False))
+        after, *_ = placement.shapes(host._update, before, *arrays, placement.split_scalar(0.0))
         assert jax.tree.map(lambda x: x.shape, after) == jax.tree.map(lambda x: x.shape, before)
         return
     runner = Runner(one, env, placement)

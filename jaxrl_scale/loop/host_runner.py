@@ -139,7 +139,7 @@ class HostRunner:
                 carry,
                 gathered,
                 self._num_iterations,
-                self.placement.split_scalar(False),
+                self.placement.split_scalar(0.0),
                 donate=(0,),
                 name="update",
             )
@@ -208,11 +208,11 @@ class HostRunner:
             first_carry,
             self._gathered,
             self._num_iterations,
-            self.placement.split_scalar(stop),
+            self.placement.split_scalar(float(stop)),
         )
         metrics = jax.tree.map(lambda x: x[:, None], self.placement.read(packed))
         rows = unpack(metrics, count)
-        return _with_games(devices, games), rows, self.placement.join_flag(stops)
+        return _with_games(devices, games), rows, self.placement.join_number(stops) > 0
 
     def step(self, before: State) -> tuple[State, dict[str, np.ndarray]]:
         """One iteration, as `steps`."""

@@ -28,7 +28,8 @@ class Runner(Protocol):
 
     @property
     def at_once(self) -> int:
-        """The most iterations that one call of `steps` takes; the same in all processes."""
+        """The most iterations that the next call of `steps` should make; the same in all
+        processes."""
         ...
 
     def describe(self) -> str:

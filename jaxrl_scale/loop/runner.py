@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -22,15 +24,10 @@ from jaxrl_scale.parallel.machine import Memory, memory
 from jaxrl_scale.parallel.placement import Placement
 from jaxrl_scale.types import Algorithm, Array, Environment, Key, PyTree
 
-_MOST_ITERATIONS, _MOST_STEPS = 16, 2**14
-"""Of one call: so few that a signal is heard soon, so many that calling takes a small part of the
-time (1 to 1.5 ms on two CPU devices, which is as long as an iteration of A2C on CartPole)."""
-
-
-def iterations_of_a_call(config: Config) -> int:
-    """The most iterations that one call of the compiled program makes."""
-    steps = config.steps_per_iteration * config.num_seeds
-    return max(1, min(_MOST_ITERATIONS, _MOST_STEPS // steps))
+SECONDS_OF_A_CALL, MOST_AT_ONCE = 0.2, 32
+"""How long a call of the compiled program should take, so that a signal is heard soon, and how many
+iterations it may make. Calling takes 1 to 1.5 ms on two CPU devices, however many they are: as long
+as an iteration of A2C on CartPole."""
 
 
 class Runner:
@@ -57,11 +54,15 @@ class Runner:
         self._evaluators = make_evaluators(config, env, self.algo, placement)
         # Not a constant of the program, so that a longer run finds the compiled one in the cache.
         self._num_iterations = placement.put(placement.split_scalar(config.num_iterations))
+        # Of an iteration, in this process and in the slowest, as told by the call before. The first
+        # calls make one each.
+        self._seconds = self._longest = SECONDS_OF_A_CALL
 
     @property
     def at_once(self) -> int:
-        """The most iterations that `steps` takes."""
-        return iterations_of_a_call(self.config)
+        """How many iterations a call of `steps` should make, by what they took in the slowest
+        process so far. It is the same in all processes."""
+        return max(1, min(MOST_AT_ONCE, int(SECONDS_OF_A_CALL / self._longest)))
 
     # --- one device's part of one agent -----------------------------------------------------
 
@@ -112,21 +113,23 @@ class Runner:
                 self._beginning.shapes,
                 self._num_iterations,
                 self.placement.split_scalar(1),
-                self.placement.split_scalar(False),
+                self.placement.split_scalar(0.0),
                 donate=(0,),
                 name="steps",
             )
 
     def _steps(
-        self, before: State, num_iterations: Array, count: Array, stop: Array
+        self, before: State, num_iterations: Array, count: Array, seconds: Array
     ) -> tuple[State, Packed, Array]:
-        """``count`` iterations, and their metrics in room for all that one call may make, ``[P',
-        K, n]``. The count is traced, so that there is one program and one order of sums."""
+        """``count`` iterations, their metrics in room for all that one call may make, ``[P', K,
+        n]``, and the most ``seconds`` that any process gave. The count is traced, so that there is
+        one program and one order of sums."""
         step = partial(self._step_agent, num_iterations)
         steps = jax.jit(partial(self.placement.map_agents, step), inline=True)  # traced once
         _, shapes = jax.eval_shape(steps, before)
-        most = iterations_of_a_call(self.config)
-        room = jax.tree.map(lambda x: jnp.zeros((len(x), most, *x.shape[1:]), x.dtype), shapes)
+        room = jax.tree.map(
+            lambda x: jnp.zeros((len(x), MOST_AT_ONCE, *x.shape[1:]), x.dtype), shapes
+        )
 
         def iteration(k: Array, moving: tuple[State, Packed]) -> tuple[State, Packed]:
             after, metrics = steps(moving[0])
@@ -134,14 +137,14 @@ class Runner:
             return after, jax.tree.map(put, moving[1], metrics)
 
         after, metrics = jax.lax.fori_loop(0, count, iteration, (before, room))
-        return after, *self.placement.publish(metrics, stop)
+        return after, *self.placement.publish(metrics, seconds)
 
     def init(self, agents: Agents | None = None) -> State:
         """The state before the first iteration, placed: of the runner's agents, or of others."""
         return self._beginning(agents)
 
     def steps(self, before: State, count: int, stop: bool = False) -> tuple[State, Rows, bool]:
-        """``count`` iterations, at most `at_once`, each of which collects and then updates.
+        """``count`` iterations, at most `MOST_AT_ONCE`, each of which collects and then updates.
         ``before`` is donated, never read it again.
 
         Returns:
@@ -149,12 +152,15 @@ class Runner:
           whether any process gave ``stop``, which is how all of them come to stop at one
           iteration.
         """
-        split = self.placement.split_scalar
-        after, packed, stops = self._compiled_steps(
-            before, self._num_iterations, split(count), split(stop)
+        split, start = self.placement.split_scalar, time.perf_counter()
+        seconds = math.inf if stop else self._seconds  # so that one exchange tells both
+        after, packed, longest = self._compiled_steps(
+            before, self._num_iterations, split(count), split(seconds)
         )
         rows = unpack(self.placement.read(packed), count)
-        return after, rows, self.placement.join_flag(stops)
+        self._longest = self.placement.join_number(longest)
+        self._seconds = (time.perf_counter() - start) / count
+        return after, rows, math.isinf(self._longest)
 
     def step(self, before: State) -> tuple[State, dict[str, np.ndarray]]:
         """One iteration, as `steps`."""

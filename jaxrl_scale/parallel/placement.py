@@ -133,16 +133,16 @@ class Placement:
         (``trips``: see `map_exact`)."""
         return map_exact(f, *trees, trips=trips) if self.exact else jax.vmap(f)(*trees)
 
-    def publish(self, tree: PyTree, flag: Array) -> tuple[PyTree, Array]:
-        """The results of a device's agents ``[P', ...]``, for every process to `read`, and whether
-        a flag, a bool, is true in any of the processes."""
+    def publish(self, tree: PyTree, number: Array) -> tuple[PyTree, Array]:
+        """The results of a device's agents ``[P', ...]``, for every process to `read`, and the
+        largest of the numbers, ``[]`` float32, that the processes give."""
         if self.num_processes == 1:
-            return tree, flag
+            return tree, number
         if not self.by_agents:
-            return tree, self._any(flag, tree)
+            return tree, self._largest(number, tree)
         agents = len(jax.tree.leaves(tree)[0])
-        tree, flags = self._gathered((tree, jnp.full(agents, flag, jnp.int32)))
-        return tree, flags.any()
+        tree, numbers = self._gathered((tree, jnp.full(agents, number)))
+        return tree, numbers.max()
 
     def _gathered(self, tree: PyTree) -> PyTree:
         """Of the agents of a device, ``[P', ...]``, the arrays of all agents, where these are on
@@ -159,13 +159,13 @@ class Placement:
         ]
         return jax.tree.unflatten(structure, whole)
 
-    def _any(self, flag: Array, before: PyTree = ()) -> Array:
-        """Is the flag true on any of the devices? They exchange it when ``before`` is there: see
+    def _largest(self, number: Array, before: PyTree = ()) -> Array:
+        """Of all devices. They exchange their numbers when ``before`` is there: see
         `jaxrl_scale.parallel.sums`."""
-        x = jnp.concatenate([flag[None].astype(jnp.float32), one_number_each(before)])
+        x = jnp.concatenate([number[None], one_number_each(before)])
         for partners in exchange_rounds(self.num_devices):
             x = jnp.maximum(x, jax.lax.ppermute(x, AXIS, partners))
-        return x[0] > 0
+        return x[0]
 
     # --- compiling --------------------------------------------------------------------------
 
@@ -289,18 +289,18 @@ class Placement:
     def connect(self) -> None:
         """Run one collective, by which the processes connect, without gloo's message about it."""
         with unheard(1):
-            flags = np.zeros(len(self.at_hand), bool)
-            jax.block_until_ready(self.compile(self._any, flags)(flags))
+            numbers = self.split_scalar(0.0)
+            jax.block_until_ready(self.compile(self._largest, numbers)(numbers))
 
     # --- to and from the host ---------------------------------------------------------------
 
-    def split_scalar(self, x: bool | int) -> np.ndarray:
-        """``[D]`` bool or int32 of one flag or number of this process."""
-        return np.full(len(self.at_hand), x, bool if isinstance(x, bool) else np.int32)
+    def split_scalar(self, x: int | float) -> np.ndarray:
+        """``[D]`` int32 or float32 of one number of this process."""
+        return np.full(len(self.at_hand), x, np.float32 if isinstance(x, float) else np.int32)
 
-    def join_flag(self, flags: Array) -> bool:
-        """Of `publish` the flag, on the host."""
-        return bool(first_on_host(flags))
+    def join_number(self, numbers: Array) -> float:
+        """Of `publish` the number, on the host."""
+        return float(first_on_host(numbers))
 
     def put(self, tree: PyTree) -> PyTree:
         """Arrays ``[D, ...]`` of the host on their devices, for programs that `compile` made."""
