@@ -79,11 +79,11 @@ def measure(side: str, name: str, num_envs: int, seconds: float) -> float:
     impl: Any = "threefry2x32"
     options: dict[str, Any] = {}
     if side == "ours":  # as training has them
-        from jaxrl_scale.learning import products
+        from jaxrl_scale.config import Config
         from jaxrl_scale.loop.threefry import UNROLLED as impl
-        from jaxrl_scale.parallel.placement import wide_vectors
+        from jaxrl_scale.parallel import backend
 
-        options = products.compiler_options() | wide_vectors()
+        options = backend.place(Config(env=name), jax.local_devices()).compiler_options
 
     def play(batch: Any, key: Any) -> tuple[Any, Any]:
         batch, valid = jax.lax.scan(step, batch, jax.random.split(key, (LENGTH, keys)))

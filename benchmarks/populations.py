@@ -18,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-from throughput import child
+from throughput import child, iterate
 
 STEPS = 131_072  # of all agents together in one timed call, if that is an iteration at least
 
@@ -50,11 +50,8 @@ def measure(agents: int, reduction: str, seconds: float) -> dict[str, float]:
     speeds: list[float] = []
     start = time.perf_counter()
     while len(speeds) < 3 or time.perf_counter() - start < seconds:
-        began, steps, done = time.perf_counter(), 0, 0
-        while done < block:
-            state, rows, _ = runner.steps(state, min(block - done, runner.at_once))
-            steps += sum(int(metrics["steps"].sum()) for metrics in rows)
-            done += len(rows)
+        began = time.perf_counter()
+        state, steps = iterate(runner, state, block)
         speeds.append(steps / (time.perf_counter() - began))
     return {"steps_per_second": statistics.median(speeds), "compile_seconds": compile_seconds}
 

@@ -82,18 +82,25 @@ def measure(env: str, name: str, seconds: float, num_shards: int) -> dict[str, f
     speeds: list[float] = []
     start = time.perf_counter()
     while time.perf_counter() - start < seconds:
-        began, steps = time.perf_counter(), 0
-        done = 0
-        while done < block:
-            state, rows, _ = runner.steps(state, min(block - done, runner.at_once))
-            steps += sum(int(metrics["steps"][0]) for metrics in rows)
-            done += len(rows)
+        began = time.perf_counter()
+        state, steps = iterate(runner, state, block)
         speeds.append(steps / (time.perf_counter() - began))
     return {
         "steps_per_second": statistics.median(speeds),
         "best": max(speeds),
         "compile_seconds": compile_seconds,
     }
+
+
+def iterate(runner: Any, state: Any, iterations: int) -> tuple[Any, int]:
+    """So many iterations, in calls as long as the runner would have them: the state afterwards, and
+    the valid steps of all agents."""
+    steps = done = 0
+    while done < iterations:
+        state, rows, _ = runner.steps(state, min(iterations - done, runner.at_once))
+        steps += sum(int(metrics["steps"].sum()) for metrics in rows)
+        done += len(rows)
+    return state, steps
 
 
 def child(python: str, script: Path, *args: str, **environment: str) -> dict[str, float]:
