@@ -191,14 +191,14 @@ def _bytes(shapes: str) -> int:
 
 
 def count(file: str) -> list[list[Any]]:
-    """The collectives of an iteration of a config on two devices: ``[operation, bytes, how
-    many]``. On ``n`` devices there are ``log2 n`` collective-permutes for each of them."""
+    """The collectives of a call that makes one iteration of a config on two devices: ``[operation,
+    bytes, how many]``. On ``n`` devices there are ``log2 n`` collective-permutes for each of them."""
     runner, _ = _runner(file, Fraction(1), devices=2)
     runner.compile()
     found = collectives(runner._compiled_steps.as_text(), 2)
-    # The stop flag of several processes, with a number of both arrays of metrics: see
+    # The seconds of several processes, with a number of each array of the reports: see
     # `Placement.publish`.
-    found["collective-permute", 12] += 1
+    found["collective-permute", 16] += 1
     return [[*what, times] for what, times in sorted(found.items())]
 
 

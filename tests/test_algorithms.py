@@ -360,12 +360,14 @@ def test_the_learning_rate_is_that_of_the_schedule(name):
 
 @pytest.mark.parametrize("wrong", [np.float64(0), np.bool_(True), np.zeros(2, np.float32)])
 def test_a_metric_that_is_no_scalar_of_float32_or_int32_is_an_error(wrong):
-    columns = {"good": np.zeros((3, 2), np.float32), "count": np.ones((3, 2), np.int32)}
-    packed = jax.device_get(jax.vmap(jax.vmap(run_state.pack))(columns))
-    rows = run_state.unpack(packed, 2)
+    metrics = {"good": np.zeros((3, 2), np.float32), "worse": np.ones((3, 2), np.float32)}
+    counts = {"steps": np.arange(24, dtype=np.int32).reshape(3, 2, 4)}  # of 4 shards
+    pack = jax.vmap(jax.vmap(run_state.pack))
+    reports = run_state.Report(pack(metrics), jax.vmap(pack)(counts))
+    rows = run_state.unpack(jax.device_get(run_state.summed(local_pool(4), reports)), 2)
     assert len(rows) == 2
     for k, row in enumerate(rows):
-        for name, x in columns.items():
+        for name, x in (metrics | {"steps": counts["steps"].sum(2, dtype=np.int32)}).items():
             np.testing.assert_array_equal(row[name], x[:, k], strict=True)
     with pytest.raises(TypeError, match=r"metric 'wrong' .* should be a scalar of dtype float32"):
         run_state.pack({"good": np.float32(0), "wrong": wrong})

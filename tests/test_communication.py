@@ -12,7 +12,7 @@ import pytest
 from jaxrl_scale import envs
 from jaxrl_scale.algos import ppo
 from jaxrl_scale.config import Config
-from jaxrl_scale.loop.runner import Runner
+from jaxrl_scale.loop.runner import MOST_AT_ONCE, Runner
 from jaxrl_scale.parallel.backend import place
 from jaxrl_scale.parallel.sums import AXIS, device_pool, local_pool, tree_sum
 
@@ -84,8 +84,11 @@ ENTRY %main (p: f32[4]) -> f32[4] {
 @pytest.mark.parametrize(("devices", "rounds"), [(2, 1), (4, 2)])
 def test_a_gradient_step_is_one_collective_a_round(devices, rounds, normalize_observations):
     """``epochs`` × minibatches of them, each with the gradient, the loss's six sums and a number of
-    each array that it comes after (mean and scale of advantages, explained variance); three others
-    an iteration: two for the moments of advantages, targets and observations, and the episodes."""
+    each array that it comes after (mean and scale of advantages, explained variance); three others:
+    two for the moments of advantages, targets and observations, and the episodes.
+
+    The episodes of all iterations that a call may make are added together: two sums of float32, and
+    two of int32, which travel as two numbers each."""
     config = Config(
         env="CartPole-v1",
         num_envs=8,
@@ -103,6 +106,8 @@ def test_a_gradient_step_is_one_collective_a_round(devices, rounds, normalize_ob
     gradient = ("collective-permute", 4 * (parameters + sums + 3))
     assert found.pop(gradient) == rounds * 3 * (8 * 16 // 32)
     assert found.total() == rounds * 3
+    episodes = 4 * MOST_AT_ONCE * (2 + 2 * 2)
+    assert sum(times for (_, size), times in found.items() if size > episodes) == rounds
 
 
 @pytest.mark.parametrize("devices", [2, 4, 8])

@@ -21,7 +21,7 @@ from jaxrl_scale.loop.evaluator import make_evaluators, play_all
 from jaxrl_scale.loop.host_rollout import Games, Gathered, Stage
 from jaxrl_scale.loop.keys import COLLECT, agent_key, host_seeds
 from jaxrl_scale.loop.prepare import check_memory, num_bytes
-from jaxrl_scale.loop.state import Agents, Packed, Rows, Shared, State, unpack
+from jaxrl_scale.loop.state import Agents, Report, Rows, Shared, State, summed, unpack
 from jaxrl_scale.parallel.machine import Memory, memory
 from jaxrl_scale.parallel.placement import Placement, on_host
 from jaxrl_scale.types import Algorithm, Array, HostEnvironment, Key, Metrics, PyTree
@@ -108,7 +108,7 @@ class HostRunner:
 
     def _update_agent(
         self, num_iterations: Array, before: State, first_carry: PyTree, gathered: Gathered
-    ) -> tuple[State, Packed]:
+    ) -> tuple[State, Report]:
         shared, local = before
 
         def count_shard(gathered: Gathered) -> Metrics:
@@ -117,10 +117,10 @@ class HostRunner:
 
         counts = self.pool.map(count_shard, gathered)
         rolled = gathered.rollout._replace(carry=first_carry)
-        shared, algo_local, metrics = state.learn(
+        shared, algo_local, report = state.learn(
             self.algo, self.pool, shared, local.algo, rolled, counts, num_iterations
         )
-        return State(shared, local._replace(algo=algo_local)), metrics
+        return State(shared, local._replace(algo=algo_local)), report
 
     # --- compiled for all devices -----------------------------------------------------------
 
@@ -163,11 +163,12 @@ class HostRunner:
         gathered: Gathered,
         num_iterations: Array,
         stop: Array,
-    ) -> tuple[State, Packed, Array]:
-        after, metrics = self.placement.map_agents(
+    ) -> tuple[State, Report, Array]:
+        after, reports = self.placement.map_agents(
             partial(self._update_agent, num_iterations), before, first_carry, gathered
         )
-        return after, *self.placement.publish(metrics, stop)
+        reports = summed(self.pool.after(after.shared), reports)
+        return after, *self.placement.publish(reports, stop)
 
     @cached_property
     def _seen_shapes(self) -> tuple[Any, Any, Any, Any]:
@@ -203,15 +204,15 @@ class HostRunner:
         if since == 0:
             self._stage.restart(self._seeds(before.shared, restart))
         devices = self._collect(games, devices, since)
-        devices, packed, stops = self._compiled_update(
+        devices, reports, stops = self._compiled_update(
             devices,
             first_carry,
             self._gathered,
             self._num_iterations,
             self.placement.split_scalar(float(stop)),
         )
-        metrics = jax.tree.map(lambda x: x[:, None], self.placement.read(packed))
-        rows = unpack(metrics, count)
+        reports = jax.tree.map(lambda x: x[:, None], self.placement.read(reports))
+        rows = unpack(reports, count)
         return _with_games(devices, games), rows, self.placement.join_number(stops) > 0
 
     def step(self, before: State) -> tuple[State, dict[str, np.ndarray]]:

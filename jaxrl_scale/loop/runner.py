@@ -19,7 +19,7 @@ from jaxrl_scale.loop import rollout, state
 from jaxrl_scale.loop.evaluator import make_evaluators, play_all
 from jaxrl_scale.loop.keys import COLLECT, agent_key
 from jaxrl_scale.loop.prepare import check_memory, num_bytes
-from jaxrl_scale.loop.state import Agents, Local, Packed, Rows, State, unpack
+from jaxrl_scale.loop.state import Agents, Local, Report, Rows, State, summed, unpack
 from jaxrl_scale.parallel.machine import Memory, memory
 from jaxrl_scale.parallel.placement import Placement
 from jaxrl_scale.types import Algorithm, Array, Environment, Key, PyTree
@@ -72,7 +72,7 @@ class Runner:
 
         return state.init_agent(self.config, self.algo, self.pool, reset, seed, numbers, weights)
 
-    def _step_agent(self, num_iterations: Array, before: State) -> tuple[State, Packed]:
+    def _step_agent(self, num_iterations: Array, before: State) -> tuple[State, Report]:
         shared, local = before
         key_collect = agent_key(shared.seed, COLLECT, shared.iteration)
         actor = self.algo.actor(shared.algo, state.time_of(shared, num_iterations))
@@ -92,7 +92,7 @@ class Runner:
         carry, following, rolled, episodes, info = self.pool.map(
             collect_shard, self.pool.shard_index(), local
         )
-        shared, algo_local, metrics = state.learn(
+        shared, algo_local, report = state.learn(
             self.algo,
             self.pool,
             shared,
@@ -101,7 +101,7 @@ class Runner:
             episodes._asdict() | info,
             num_iterations,
         )
-        return State(shared, Local(following, carry, algo_local)), metrics
+        return State(shared, Local(following, carry, algo_local)), report
 
     # --- compiled for all devices -----------------------------------------------------------
 
@@ -120,8 +120,8 @@ class Runner:
 
     def _steps(
         self, before: State, num_iterations: Array, count: Array, seconds: Array
-    ) -> tuple[State, Packed, Array]:
-        """``count`` iterations, their metrics in room for all that one call may make, ``[P', K,
+    ) -> tuple[State, Report, Array]:
+        """``count`` iterations, their reports in room for all that one call may make, ``[P', K,
         n]``, and the most ``seconds`` that any process gave. The count is traced, so that there is
         one program and one order of sums."""
         step = partial(self._step_agent, num_iterations)
@@ -131,13 +131,14 @@ class Runner:
             lambda x: jnp.zeros((len(x), MOST_AT_ONCE, *x.shape[1:]), x.dtype), shapes
         )
 
-        def iteration(k: Array, moving: tuple[State, Packed]) -> tuple[State, Packed]:
-            after, metrics = steps(moving[0])
+        def iteration(k: Array, moving: tuple[State, Report]) -> tuple[State, Report]:
+            after, report = steps(moving[0])
             put = partial(jax.lax.dynamic_update_index_in_dim, index=k, axis=1)
-            return after, jax.tree.map(put, moving[1], metrics)
+            return after, jax.tree.map(put, moving[1], report)
 
-        after, metrics = jax.lax.fori_loop(0, count, iteration, (before, room))
-        return after, *self.placement.publish(metrics, seconds)
+        after, reports = jax.lax.fori_loop(0, count, iteration, (before, room))
+        reports = summed(self.pool.after(after.shared), reports)
+        return after, *self.placement.publish(reports, seconds)
 
     def init(self, agents: Agents | None = None) -> State:
         """The state before the first iteration, placed: of the runner's agents, or of others."""
@@ -154,10 +155,10 @@ class Runner:
         """
         split, start = self.placement.split_scalar, time.perf_counter()
         seconds = math.inf if stop else self._seconds  # so that one exchange tells both
-        after, packed, longest = self._compiled_steps(
+        after, reports, longest = self._compiled_steps(
             before, self._num_iterations, split(count), split(seconds)
         )
-        rows = unpack(self.placement.read(packed), count)
+        rows = unpack(self.placement.read(reports), count)
         self._longest = self.placement.join_number(longest)
         self._seconds = (time.perf_counter() - start) / count
         return after, rows, math.isinf(self._longest)

@@ -55,38 +55,52 @@ class State(NamedTuple):
 class Packed:
     """Metrics with all of a dtype in one array: fetching is paid by the array."""
 
-    floats: Array  # [n] float32, of the agents of a device [P', n]
-    ints: Array  # [n] int32, likewise
-    float_names: tuple[str, ...] = dataclasses.field(metadata={"static": True})
-    int_names: tuple[str, ...] = dataclasses.field(metadata={"static": True})
+    arrays: tuple[Array, ...]  # [n] each, of the agents of a device [P', n]
+    names: tuple[tuple[str, ...], ...] = dataclasses.field(metadata={"static": True})
 
 
 def pack(metrics: Metrics) -> Packed:
     """Metrics of one agent. Raises a TypeError for one that is no scalar of dtype float32 or
     int32."""
-    names: dict[Any, list[str]] = {jnp.dtype(jnp.float32): [], jnp.dtype(jnp.int32): []}
+    groups: dict[Any, list[str]] = {jnp.dtype(jnp.float32): [], jnp.dtype(jnp.int32): []}
     for name, x in sorted(metrics.items()):
-        if x.ndim or x.dtype not in names:
+        if x.ndim or x.dtype not in groups:
             raise TypeError(
                 f"metric {name!r} of the algorithm has shape {x.shape} and dtype {x.dtype}; "
                 "it should be a scalar of dtype float32 or int32"
             )
-        names[x.dtype].append(name)
-    floats, ints = (jnp.stack([metrics[n] for n in names[d]]) for d in names)
-    return Packed(floats, ints, *(tuple(group) for group in names.values()))
+        groups[x.dtype].append(name)
+    names = tuple(tuple(group) for group in groups.values() if group)
+    return Packed(tuple(jnp.stack([metrics[name] for name in group]) for group in names), names)
+
+
+class Report(NamedTuple):
+    """What an iteration of one agent tells."""
+
+    metrics: Packed  # [n], equal on all devices
+    counts: Packed  # [S, n]: what is still to be summed over the shards, see `summed`
+
+
+def summed(pool: Pool, reports: Report) -> Report:
+    """Reports of agents and iterations, ``[..., n]`` and ``[..., S, n]``, with their counts summed
+    over all shards of all devices, ``[..., n]``. It is one collective for all of them: one for each
+    iteration would be a fourth of those that A2C waits for."""
+    counts = jax.tree.map(lambda x: jnp.moveaxis(x, -2, 0), reports.counts)
+    return reports._replace(counts=pool.sum(counts))
 
 
 Rows = list[dict[str, np.ndarray]]
 """Metrics by name, ``[P]`` each, of one iteration after the other."""
 
 
-def unpack(packed: Packed, count: int) -> Rows:
-    """What `pack` was given of several agents in the first ``count`` of several iterations,
-    ``[P, K, n]``."""
+def unpack(reports: Report, count: int) -> Rows:
+    """What `pack` was given of several agents in the first ``count`` of several iterations: from
+    their reports ``[P, K, n]``, `summed`."""
+    names = [name for packed in reports for group in packed.names for name in group]
+    arrays = [x for packed in reports for x in packed.arrays]
 
     def row(k: int) -> dict[str, np.ndarray]:
-        columns = zip(packed.float_names, packed.floats[:, k].T, strict=True)
-        return dict(columns) | dict(zip(packed.int_names, packed.ints[:, k].T, strict=True))
+        return dict(zip(names, (column for x in arrays for column in x[:, k].T), strict=True))
 
     return [row(k) for k in range(count)]
 
@@ -141,17 +155,17 @@ def learn(
     rolled: Rollout,
     counts: Metrics,
     num_iterations: Array,
-) -> tuple[Shared, PyTree, Packed]:
+) -> tuple[Shared, PyTree, Report]:
     """One update of an agent.
 
     Args:
       local: the algorithm's, ``[S, ...]``.
       rolled: ``[S, T, B]``.
-      counts: metrics of the episodes that are summed over shards, ``[S]``.
+      counts: metrics of the episodes that are to be summed over shards, ``[S]``.
       num_iterations: those of the whole run, ``[]`` int32.
 
     Returns:
-      What `State` holds of both afterwards, and the metrics of the iteration.
+      What `State` holds of both afterwards, and the report of the iteration.
     """
     key = agent_key(shared.seed, UPDATE, shared.iteration)
     algo_shared, local, metrics = algo.update(
@@ -160,7 +174,7 @@ def learn(
     # Of one vector: norms of each array by itself were 22 of the 410 kernels of CartPole's program.
     metrics = metrics | {"param_norm": optax.tree.norm(ravel_pytree(algo_shared.params)[0])}
     following = Shared(shared.seed, shared.iteration + 1, algo_shared)
-    return following, local, pack(metrics | pool.after(algo_shared).sum(counts))
+    return following, local, Report(pack(metrics), jax.vmap(pack)(counts))
 
 
 # --- the agents of a run ------------------------------------------------------------------------
