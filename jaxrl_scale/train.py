@@ -298,8 +298,9 @@ def _command(argv: list[str]) -> int:
     config, name, resume = command_line.load(argv)
     told = settings_told(argv)
     if dry_run:
-        if not resume:  # a run that has begun had its environment
-            envs.make(config.env, **config.env_kwargs)
+        if not resume:  # a run that has begun had its environment and its first policy
+            env = envs.make(config.env, **config.env_kwargs)
+            origin.find(config, env.spec, None, None, Hosts())
         text = f"What a run of {name!r} would train with." + (f"\n\n{told}" if told else "")
         print(files.to_python(config, text), end="")
         return 0

@@ -56,7 +56,7 @@ def test_the_order_of_sums_is_still_needed(monkeypatch):
     unlucky threads, too."""
 
     def text():
-        config = algorithms.everything("a2c", num_shards=2, devices=2)
+        config = algorithms.everything("impala", num_shards=2, devices=2)
         return runner_of(config)._compiled_steps.as_text()
 
     assert collectives.unordered(text()) == []

@@ -369,6 +369,19 @@ def test_a_value_of_the_wrong_type_is_refused(argv, said):
         (["--run_dir="], "run_dir='' should be the path of a folder, or none"),
         (["--resume="], "--resume= should be the directory of a run; give --resume=RUN_DIR"),
         (["--init_from="], "init_from='' should be the path of a folder, or none"),
+        *(
+            (
+                [f"--wandb_project={text}"],
+                f"wandb_project={said} should have 1 to 128 characters and none of / \\ # ? % :, "
+                "which wandb does not take in a name",
+            )
+            for text, said in (
+                ("", "''"),
+                ("team/project", "'team/project'"),
+                ("a:b", "'a:b'"),
+                ("p" * 129, f"'{'p' * 58}…"),
+            )
+        ),
         (["--seed=-1"], "seed=-1 should be at least 0"),
         (["--devices=0"], "devices=0 should be at least 1"),
         (["--iterations=0"], "iterations=0 should be at least 1"),

@@ -127,7 +127,7 @@ def test_a_dry_run_prints_the_config_as_a_file_that_train_takes(tmp_path, capsys
     assert out.splitlines()[2].endswith("configs/pendulum.py; --config=none takes the defaults.")
     assert again.splitlines()[1:] == out.splitlines()[3:]
     assert package.main(["train", *given, "--num_envs=31", "--dry_run"]) == 2
-    for wrong in ("--env=Pendulum-v2", "--env_kwargs.weight=2"):
+    for wrong in ("--env=Pendulum-v2", "--env_kwargs.weight=2", "--init_from=nowhere"):
         assert package.main(["train", *given, wrong, "--dry_run"]) == 2
     for other in (["sweep", "--config=again.py"], ["compare", "--envs=X", "--configs=again.py"]):
         capsys.readouterr()

@@ -16,10 +16,11 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from jaxrl_scale import algos, envs
 from jaxrl_scale.errors import RunError, one_line
-from jaxrl_scale.options import check_divides, check_fields, largest_divisor, option
+from jaxrl_scale.options import check_divides, check_fields, largest_divisor, option, shown
 from jaxrl_scale.types import MOST_SHARDS
 
 _INT32 = 2**31 - 1  # JAX counts and indexes in int32
+_NOT_IN_PROJECTS = "/\\#?%:"  # wandb's own check, which comes when the run has begun
 
 
 class AlgorithmConfig(Protocol):
@@ -251,6 +252,12 @@ def check(config: Config) -> None:
     for name in ("run_dir", "init_from"):  # an unset variable of a shell would mean this folder
         if getattr(config, name) == "":
             raise RunError(f"{name}='' should be the path of a folder, or none")
+    project = config.wandb_project
+    if not 0 < len(project) <= 128 or set(project) & set(_NOT_IN_PROJECTS):
+        raise RunError(
+            f"wandb_project={shown(project)} should have 1 to 128 characters and none of "
+            f"{' '.join(_NOT_IN_PROJECTS)}, which wandb does not take in a name"
+        )
     if config.seed + config.num_seeds - 1 > _INT32:
         raise RunError(
             f"seed={config.seed} and num_seeds={config.num_seeds}: the last seed is "

@@ -137,7 +137,7 @@ class Runner:
             return after, jax.tree.map(put, moving[1], report)
 
         after, reports = jax.lax.fori_loop(0, count, iteration, (before, room))
-        reports = summed(self.pool.after(after.shared), reports)
+        reports = summed(self.pool, reports)
         return after, *self.placement.publish(reports, seconds)
 
     def init(self, agents: Agents | None = None) -> State:
