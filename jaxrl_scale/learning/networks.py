@@ -296,11 +296,12 @@ def _functions(
     config: Sizes, module: nn.Module, spec: EnvSpec
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """``init(key) -> params`` and ``apply(params, obs)``."""
-    obs = jnp.zeros((1, *spec.observation_shape), spec.observation_dtype)
-    return (
-        lambda key: module.init(key, obs)["params"],
-        _exact(config, lambda params, obs: module.apply({"params": params}, obs)),
-    )
+
+    def init(key: Key) -> PyTree:
+        obs = jnp.zeros((1, *spec.observation_shape), spec.observation_dtype)
+        return module.init(key, obs)["params"]
+
+    return init, _exact(config, lambda params, obs: module.apply({"params": params}, obs))
 
 
 def _exact(config: Sizes, apply: Callable[..., Any]) -> Callable[..., Any]:

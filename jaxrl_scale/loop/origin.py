@@ -95,7 +95,10 @@ def _read(
 ) -> tuple[Weights, dict[str, Any]]:
     """The weights of so many agents, ``[P, ...]``, and what is to be recorded of them."""
     what = f"init_from={run_directory.short(path)}"
-    other = files.read_json(path / "config.json")
+    try:
+        other = files.read_json(path / "config.json")
+    except RunError as error:
+        raise RunError(f"{what}: {error}") from None
     found = checkpoint.restore_some(
         path / "checkpoints",
         lambda name: name.startswith((f"{_TAKEN}params/", f"{_TAKEN}observation/")),
