@@ -3,7 +3,7 @@
     python -m jaxrl_scale.train --config configs/mountain_car.py
 
 Training takes 400,000 steps, about two and a half seconds of a busy core for each agent, after
-compilation. The return is then about -102, and -115 for the worst of 256 agents (seeds 1000 to
+compilation. The return is then about -102, and -113 for the worst of 256 agents (seeds 1000 to
 1255, on which nothing was chosen). The mean return of the last 100 episodes reaches -120 after
 about 182,000 steps (264,000 for the slowest of 32 agents). The large learning rate and the discount
 close to 1 come from a search (benchmarks/README.md); the entropy bonus keeps the policy from

@@ -185,7 +185,8 @@ def _read(path: Path, devices: Sequence[jax.Device]) -> jax.stages.Compiled | No
     with suppress(Exception):
         if path.stat().st_uid != os.getuid():
             return None  # it would run with the rights of this user
-        digest, content = path.read_bytes()[:32], path.read_bytes()[32:]
+        whole = path.read_bytes()
+        digest, content = whole[:32], whole[32:]
         if hashlib.sha256(content).digest() == digest:
             program, in_tree, out_tree = pickle.loads(content)
             os.utime(path)
