@@ -307,7 +307,8 @@ def test_a_run_that_begins_from_another_is_the_same_on_two_processes_and_when_re
     # Where there is nothing to begin from, nothing is made.
     done = world.train(world.folder / "never", *more)
     assert (done.status, done.out) == (MISTAKE, "")
-    assert done.err.startswith(f"error: run directory {other} does not exist")
+    told = f"error: init_from={other.name}: run directory {other} does not exist"
+    assert done.err.startswith(told)
     assert done.err.count("\n") == 1
     assert not (world.folder / "never").exists()
 
