@@ -272,7 +272,7 @@ def load(run_dir: str | Path, agent: int = 0, checkpoint: str = "latest") -> Age
     shapes = runner.abstract_state().shared
     leaves = [arrays.get(name, shape) for name, shape in _named(shapes).items()]
     shared = jax.tree.unflatten(jax.tree.structure(shapes), leaves)
-    actor = runner.algo.actor(shared.algo, time_of(shared, config.num_iterations))
+    actor = runner.algo.actor(shared.algo, time_of(shared, np.int32(config.num_iterations)))
     return Agent(config, runner.env, runner.algo, actor, iteration, agent, failed)
 
 
@@ -303,7 +303,9 @@ def read_acting(
 def _acting(algo: Algorithm, shared: Shared) -> dict[str, Any]:
     """Of a state ``Shared[P, ...]`` what `Algorithm.actor` reads: shapes and dtypes by the names
     that the arrays have in a checkpoint."""
-    program = jax.make_jaxpr(lambda shared: algo.actor(shared.algo, time_of(shared, 1)))(shared)
+    program = jax.make_jaxpr(lambda shared: algo.actor(shared.algo, time_of(shared, np.int32(1))))(
+        shared
+    )
     used = {id(x) for equation in program.eqns for x in equation.invars}
     used |= {id(x) for x in program.jaxpr.outvars}
     leaves = zip(_named(shared).items(), program.jaxpr.invars, strict=True)

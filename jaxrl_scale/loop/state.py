@@ -105,10 +105,11 @@ def unpack(reports: Report, count: int) -> Rows:
     return [row(k) for k in range(count)]
 
 
-def time_of(shared: Shared, num_iterations: Array | int) -> Time:
-    """How far an agent is in a run of so many iterations."""
+def time_of(shared: Shared, num_iterations: Array | np.int32) -> Time:
+    """How far an agent is in a run of so many iterations. Of numbers on the host nothing has to be
+    compiled."""
     # By the reciprocal, as XLA divides by a constant: the bits are those of a constant length.
-    progress = jnp.float32(shared.iteration) * (1 / jnp.float32(num_iterations))
+    progress = shared.iteration.astype(np.float32) * (1 / num_iterations.astype(np.float32))
     return Time(shared.iteration, progress)
 
 
@@ -291,4 +292,4 @@ def digests(placement: Placement, fetched: State) -> dict[int, str]:
 def fetch_actor(algo: Algorithm, placement: Placement, state: State, num_iterations: int) -> PyTree:
     """What acting needs, ``[P_own, …]`` on the host."""
     shared = placement.join_shared(state.shared)
-    return algo.actor(shared.algo, time_of(shared, num_iterations))
+    return algo.actor(shared.algo, time_of(shared, np.int32(num_iterations)))
