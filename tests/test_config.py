@@ -602,6 +602,25 @@ def test_parameters_go_from_one_game_of_a_suite_to_another(write, env, kept):
     assert bool(moved.test_env_kwargs) == bool(kept)
 
 
+@pytest.mark.parametrize(
+    ("options", "target"),
+    [
+        ((), 475.0),
+        (("--env=CartPole-v1",), 475.0),
+        (("--env=Acrobot-v1",), None),
+        (("--env=Acrobot-v1", "--target_return=-100"), -100.0),
+    ],
+)
+def test_a_target_return_goes_with_its_environment(write, options, target):
+    file = write(
+        """
+        from jaxrl_scale import Config
+        def get_config(): return Config(env="CartPole-v1", target_return=475.0)
+        """
+    )
+    assert loaded("--config", file, *options).target_return == target
+
+
 def test_a_parameter_that_json_does_not_know_is_refused():
     said = "should hold finite numbers, texts and lists, because it becomes JSON"
     assert said in refused("--env_kwargs.gravity=NaN")

@@ -125,7 +125,8 @@ class Config:
     )
     target_return: float | None = option(
         None,
-        "the task counts as solved once the last 100 episodes have this mean return",
+        "the task counts as solved once the last 100 episodes have this mean return; if --env "
+        "names another environment than the config file, the return in the file is dropped",
         on_resume=True,
     )
 

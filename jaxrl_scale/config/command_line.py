@@ -123,6 +123,8 @@ def changes_of(config: Config, argv: Sequence[str]) -> dict[str, Any]:
     hints |= {f"algo.{k}": v for k, v in typing.get_type_hints(type(config.algo)).items()}
     changes = {name: _convert(name, text, hints[name]) for name, text in texts.items()}
     env = changes.get("env", config.env)
+    if env != config.env and config.target_return is not None:  # that of another task
+        changes.setdefault("target_return", None)
     moved = env != config.env and not games.same_suite(env, config.env)
     for option, given_here in given_kwargs.items():
         before = getattr(config, option)
