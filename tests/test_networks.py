@@ -13,7 +13,11 @@ from jaxrl_scale.types import Discrete, EnvSpec
 
 
 @pytest.mark.parametrize(
-    "shape", [(7, 7), (300, 40), (40, 300), (8, 8, 4, 32), (3, 3, 8, 96), (5, 1)]
+    "shape",
+    [
+        *((7, 7), (300, 40), (40, 300), (8, 8, 4, 32), (3, 3, 8, 96), (5, 1), (1, 1)),
+        *((4, 64), (64, 64), (64, 1), (128, 3), (3, 3, 8, 256)),  # filled up to squares
+    ],
 )
 def test_initial_weights_are_those_of_flax_within_rounding(shape):
     key = jax.random.key(3)
