@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -147,7 +148,9 @@ def test_only_a_run_that_is_not_resumed_gets_ready_to_begin(tmp_path):
 def test_a_runner_compiles_the_beginning_only_where_it_is_wanted(env, monkeypatch):
     config = small(env=env, devices=1)
     programs = []
-    monkeypatch.setattr(Placement, "compile", lambda _, f, *args, **how: programs.append(how))
+    monkeypatch.setattr(
+        Placement, "trace", lambda _, f, *args, **how: partial(programs.append, how)
+    )
     for fresh in (False, True):
         runner = make_runner(config, envs.make(env), backend.place(config, jax.local_devices()))
         runner.compile(fresh)

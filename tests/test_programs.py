@@ -88,15 +88,15 @@ def test_a_later_run_finds_what_it_would_compile(folder, monkeypatch):
 
 
 def found(folder):
-    """What a tiny program that is kept in the folder gives, and how often it had to be compiled."""
+    """What a tiny program that is kept in the folder gives, and how often it had to be traced."""
     count = []
 
-    def compile():
+    def trace():
         count.append(1)
-        return jax.jit(lambda x: 2 * x + 1).lower(np.float32(0)).compile()
+        return jax.jit(lambda x: 2 * x + 1).lower(np.float32(0)).compile
 
     whole = programs.Programs(folder, "all that it follows from", writes=True)
-    program = whole(("tiny",), jax.local_devices()[:1], compile)
+    program = whole(("tiny",), jax.local_devices()[:1], trace)()
     return float(program(np.float32(3))), len(count)
 
 

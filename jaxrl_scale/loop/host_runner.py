@@ -127,13 +127,14 @@ class HostRunner:
     def compile(self, fresh: bool = True) -> None:
         """Compile acting and the update, and `init` if it will be called (``fresh``), side by
         side."""
-        compile = self.placement.compile
         carry = self._beginning.shapes.local.carry
         gathered = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self._gathered)
         with self._beginning.compiled_beside(fresh), ThreadPoolExecutor(1) as pool:
             seen = self._seen_shapes
-            act = pool.submit(compile, self._act, self._beginning.shapes, *seen, name="act")
-            self._compiled_update = compile(
+            act = pool.submit(
+                self.placement.trace(self._act, self._beginning.shapes, *seen, name="act")
+            )
+            self._compiled_update = self.placement.compile(
                 self._update,
                 self._beginning.shapes,
                 carry,

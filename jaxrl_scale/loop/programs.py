@@ -30,7 +30,7 @@ from jax.experimental import serialize_executable
 
 from jaxrl_scale.config import Config, command_line, files
 from jaxrl_scale.parallel.machine import process_start, processor_features, visible_cores
-from jaxrl_scale.parallel.placement import Placement
+from jaxrl_scale.parallel.placement import Compile, Placement
 from jaxrl_scale.records.provenance import versions
 from jaxrl_scale.records.run_directory import write_atomically
 
@@ -61,9 +61,9 @@ class Programs:
         self,
         called: tuple[str, ...],
         devices: Sequence[jax.Device],
-        compile: Callable[[], jax.stages.Compiled],
-    ) -> jax.stages.Compiled:
-        """The program that ``compile`` would return.
+        trace: Callable[[], Compile],
+    ) -> Compile:
+        """The program of ``trace``, or what an earlier run has made of it.
 
         Args:
           called: what tells it from the other programs of the run.
@@ -71,15 +71,20 @@ class Programs:
         """
         text = "\n".join((self._follows_from, *called))
         path = self._folder / hashlib.sha256(text.encode()).hexdigest()
-        found = _read(path, devices)
-        if found is None:
+        compile = None if path.exists() else trace()  # else it is likely that nothing is traced
+
+        def find_or_compile() -> jax.stages.Compiled:
+            if (found := _read(path, devices)) is not None:
+                return found
             before = _compilations()
-            found = compile()
+            program = (compile or trace())()
             # What JAX has read from its own cache lacks functions where it is written once more:
             # it would end in "Function … not found" (seen with jaxlib 0.10.2).
             if self._writes and _compilations() > before:
-                _write(path, found)
-        return found
+                _write(path, program)
+            return program
+
+        return find_or_compile
 
 
 def with_programs(config: Config, placement: Placement) -> Placement:

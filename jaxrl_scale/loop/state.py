@@ -220,18 +220,22 @@ class Beginning:
     @cached_property
     def program(self) -> Any:
         """Compiled when it is first wanted."""
-        return self._placement.compile(
-            self._init, *self._place(self._agents), once=True, name="init"
-        )
+        return self._trace()()
 
     @contextmanager
     def compiled_beside(self, wanted: bool) -> Iterator[None]:
         """Compile the program, if it is ``wanted``, in a thread beside what the body does."""
-        with ThreadPoolExecutor(1) as pool:
-            program = pool.submit(lambda: self.program) if wanted else None
+        if not wanted:
             yield
-            if program:
-                program.result()
+            return
+        compile = self._trace()  # before the body traces: a core has work from then on
+        with ThreadPoolExecutor(1) as pool:
+            program = pool.submit(compile)
+            yield
+            self.program = program.result()
+
+    def _trace(self) -> Callable[[], Any]:
+        return self._placement.trace(self._init, *self._place(self._agents), once=True, name="init")
 
     @cached_property
     def shapes(self) -> State:

@@ -31,11 +31,12 @@ from jaxrl_scale.parallel.sums import (
 )
 from jaxrl_scale.types import Array, Pool, PyTree, Span
 
-Find = Callable[
-    [tuple[str, ...], Sequence[jax.Device], Callable[[], jax.stages.Compiled]], jax.stages.Compiled
-]
-"""``(called, devices, compile) -> program``: one that was compiled before, or else what ``compile``
-returns, as `jaxrl_scale.loop.programs.Programs` does it."""
+Compile = Callable[[], jax.stages.Compiled]
+"""What is still to be done with a program that has been traced."""
+
+Find = Callable[[tuple[str, ...], Sequence[jax.Device], Callable[[], Compile]], Compile]
+"""``(called, devices, trace) -> compile``: for a program that was compiled before, or else that of
+``trace``, as `jaxrl_scale.loop.programs.Programs` does it."""
 
 
 # --- placement ------------------------------------------------------------------------------
@@ -177,54 +178,70 @@ class Placement:
         options = products.compiler_options(self.portable) if self.exact else {}
         return options if self.portable else options | wide_vectors()
 
-    def compile(
+    def compile(self, f: Callable[..., Any], *args: PyTree, **options: Any) -> Any:
+        """``f``, which sees one device's part, compiled for all devices; as `trace`, whose options
+        it takes, and which says more."""
+        return self.trace(f, *args, **options)()
+
+    def trace(
         self,
         f: Callable[..., Any],
         *args: PyTree,
         donate: tuple[int, ...] = (),
         once: bool = False,
         name: str = "",
-    ) -> Any:
-        """``f``, which sees one device's part, compiled for all devices.
+    ) -> Callable[[], Any]:
+        """`compile` in two steps: this one traces, the call of what it returns compiles. XLA
+        compiles on all cores, while threads that trace take turns with all other Python.
 
         ``args`` are placed arrays or `jax.ShapeDtypeStruct` with the leading device axis.
         ``once``: it will run only once, so that optimising it does not pay. ``name``: that of the
-        program in its run, under which an earlier run may have kept it. On CPUs a call must have
-        ended before the next begins: XLA's in-process collectives deadlock when calls queue up
-        (seen with jax 0.10.2).
+        program in its run, under which an earlier run may have kept it; then nothing is traced. On
+        CPUs a call must have ended before the next begins: XLA's in-process collectives deadlock
+        when calls queue up (seen with jax 0.10.2).
         """
         options = self.compiler_options
         if once:  # without XLA's fusion emitters it is quicker still, but depends on the devices
             options = options | {"xla_backend_optimization_level": "0"}
         mapped = self._mapped(f, donate)
         if self.num_processes == 1:
-            return self._compiled(mapped, args, options, self.devices, name)
+            return self._traced(mapped, args, options, self.devices, name)
         # Of several processes pmap compiles only what is given as global arrays.
         whole = jax.tree.map(lambda x: jax.core.ShapedArray(self._global(x.shape), x.dtype), args)
-        compiled = self._compiled(mapped, whole, options, self.devices, name)
-        return lambda *args: compiled(*jax.tree.map(self._to_global, args))
+        compile = self._traced(mapped, whole, options, self.devices, name)
 
-    def _compiled(
+        def compile_for_all() -> Callable[..., Any]:
+            compiled = compile()
+            return lambda *args: compiled(*jax.tree.map(self._to_global, args))
+
+        return compile_for_all
+
+    def _traced(
         self,
         f: Any,
         args: tuple[PyTree, ...],
         options: dict[str, Any],
         devices: Sequence[jax.Device],
         name: str,
-    ) -> Any:
-        """``f``, which is jitted or mapped, compiled for these arguments, or found."""
+    ) -> Compile:
+        """``f``, which is jitted or mapped, traced for these arguments, or found."""
 
-        def compile() -> jax.stages.Compiled:
-            compiled: jax.stages.Compiled = f.lower(*args).compile(compiler_options=options)
-            return compiled
+        def trace() -> Compile:
+            lowered = f.lower(*args)
+            return lambda: lowered.compile(compiler_options=options)
 
         if not self.find or not name:
-            compiled = compile()
+            compile = trace()
         else:
             shapes = jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", args)
-            compiled = self.find((name, str(shapes), str(options)), devices, compile)
-        check_program(compiled, [device for device in devices if device in self.at_hand])
-        return compiled
+            compile = self.find((name, str(shapes), str(options)), devices, trace)
+
+        def compile_and_check() -> jax.stages.Compiled:
+            compiled = compile()
+            check_program(compiled, [device for device in devices if device in self.at_hand])
+            return compiled
+
+        return compile_and_check
 
     def over_agents(
         self, f: Callable[..., Array], name: str = ""
@@ -250,9 +267,9 @@ class Placement:
             if self.at_hand[0].process_index:
                 return None
             trees = jax.tree.map(np.asarray, trees)
-            compiled = compiled or self._compiled(
-                jax.jit(on_one_device), trees, self.compiler_options, self.at_hand[:1], name
-            )
+            if compiled is None:
+                mapped, device = jax.jit(on_one_device), self.at_hand[:1]
+                compiled = self._traced(mapped, trees, self.compiler_options, device, name)()
             return np.asarray(compiled(*trees))
 
         return call
