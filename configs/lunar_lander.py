@@ -4,8 +4,8 @@
 
 Training takes 2,000,000 steps, which are about 20 seconds on two cores after a compilation of 12
 to 15 seconds. The return is then about 280; three of 64 agents fail (143, 179 and 229), and one
-did when small loops rounded otherwise (246). Earlier, 16 of them flew in real Gymnasium: 280,
-and 273 for their worst. A discount close to 1 is important, because fuel is cheap and an episode
+did when small loops rounded otherwise (246). In real Gymnasium the first 16 have 279, and their
+worst 257. A discount close to 1 is important, because fuel is cheap and an episode
 takes 200 steps.
 
 What makes agents fail is hovering. At 300,000 steps many have learned that a crash costs 100, and
