@@ -76,17 +76,18 @@ def test_each_minibatch_is_normalized_by_its_own_advantages_on_all_shards(normal
 
 @pytest.mark.parametrize("normalized", [True, False])
 @pytest.mark.parametrize("minibatches", [True, False])
+@pytest.mark.parametrize("shape", [(), (5,), (2, 3)])
 def test_the_statistics_of_observations_beside_advantages_are_those_of_an_update(
-    normalized, minibatches
+    normalized, minibatches, shape
 ):
     """Against NumPy too: of all valid observations, whatever the minibatches are."""
     rng = np.random.default_rng(5)
     advantage, target = rng.normal(size=(2, 2, 4, 3)).astype(np.float32)
-    obs = rng.normal(3.0, 2.0, (2, 4, 3, 5)).astype(np.float32)
+    obs = rng.normal(3.0, 2.0, (2, 4, 3, *shape)).astype(np.float32)
     samples = Samples(obs, advantage, target, rng.random((2, 4, 3)) < 0.7)
     orders = jnp.array([[[2], [0], [1]], [[1], [2], [0]]]) if minibatches else None
     before = normalize.merge(
-        normalize.init(True, (5,)), jnp.int32(7), jnp.full(5, 2.0), jnp.full(5, 3.0)
+        normalize.init(True, shape), jnp.int32(7), jnp.full(shape, 2.0), jnp.full(shape, 3.0)
     )
     alone, _ = normalize.advantages(local_pool(2), samples, normalized, None, orders)
     beside, after = normalize.advantages(local_pool(2), samples, normalized, before, orders)

@@ -30,6 +30,9 @@ class Statistics(NamedTuple):
 
 _WORD = 2**30
 
+Numbers = Array | tuple[Array, ...]
+"""``[n, *shape]``, or several such arrays of the same samples."""
+
 
 def init(on: bool, shape: tuple[int, ...] = ()) -> Statistics | None:
     """Statistics of which nothing has been seen yet, with mean 0 and variance 1, so that `apply`
@@ -46,28 +49,28 @@ class Moments(NamedTuple):
     variance: Array  # float32, biased
 
 
-def pooled_moments(pool: Pool, *batches: tuple[Array, Array]) -> list[Moments]:
+def pooled_moments(pool: Pool, *batches: tuple[Numbers, Array]) -> list[Moments]:
     """The moments of each batch over all shards; two collectives, for all batches together.
 
     Args:
-      batches: of each ``x [S, n, *shape]`` and a mask, bool, with as many of these axes as there
-        are numbers to count: ``[S, n]`` where all numbers of a sample count together.
+      batches: of each `Numbers` with a leading axis of shards, ``[S, n, *shape]``, and a mask,
+        bool, with as many of these axes as there are numbers to count: ``[S, n]`` where all numbers
+        of a sample count together.
 
     Returns:
-      For each the mean and the variance ``[*shape]``, and the number, which has the mask's axes.
+      For each the mean and the variance, ``[*shape]``, or of several arrays one vector; and the
+      number, which has the mask's axes.
     """
 
-    def shard_sums(*batches: tuple[Array, Array]) -> list[tuple[Array, Array]]:
+    def shard_sums(*batches: tuple[Numbers, Array]) -> list[tuple[Array, Array]]:
+        rows = ((_in_one(numbers), mask) for numbers, mask in batches)
         return [
-            (
-                mask.sum(0, dtype=jnp.int32),
-                jnp.where(_trailing(mask, x), x.astype(jnp.float32), 0.0).sum(0),
-            )
-            for x, mask in batches
+            (mask.sum(0, dtype=jnp.int32), jnp.where(_trailing(mask, x), x, 0.0).sum(0))
+            for x, mask in rows
         ]
 
-    for x, mask in batches:
-        chex.assert_equal_shape_prefix([x, mask], mask.ndim)
+    for numbers, mask in batches:
+        chex.assert_equal_shape_prefix([*jax.tree.leaves(numbers), mask], mask.ndim)
     sums = pool.sum(pool.map(shard_sums, *batches))
     # A product, not a division: XLA may or may not turn a division by a broadcast number into
     # one, by what surrounds it, and the bits would depend on the number of devices.
@@ -76,13 +79,14 @@ def pooled_moments(pool: Pool, *batches: tuple[Array, Array]) -> list[Moments]:
     ]
     means = [total * share for (_, total), share in zip(sums, shares, strict=True)]
 
-    def shard_squares(*batches: tuple[Array, Array]) -> list[Array]:
-        deviations = (
-            x.astype(jnp.float32) - mean[None] for (x, _), mean in zip(batches, means, strict=True)
+    def shard_squares(*batches: tuple[Numbers, Array]) -> list[Array]:
+        squares = (
+            jnp.square(_in_one(numbers) - mean[None])
+            for (numbers, _), mean in zip(batches, means, strict=True)
         )
         return [
-            jnp.where(_trailing(mask, x), jnp.square(deviation), 0.0).sum(0)
-            for (x, mask), deviation in zip(batches, deviations, strict=True)
+            jnp.where(_trailing(mask, square), square, 0.0).sum(0)
+            for (_, mask), square in zip(batches, squares, strict=True)
         ]
 
     squares = pool.sum(pool.map(shard_squares, *batches))
@@ -94,6 +98,13 @@ def pooled_moments(pool: Pool, *batches: tuple[Array, Array]) -> list[Moments]:
 
 def _trailing(x: Array, like: Array) -> Array:
     return x.reshape(x.shape + (1,) * (like.ndim - x.ndim))
+
+
+def _in_one(numbers: Numbers) -> Array:
+    """One float32 array, with one vector for each sample where there are several."""
+    if not isinstance(numbers, tuple):
+        return numbers.astype(jnp.float32)
+    return jnp.concatenate([x.reshape(len(x), -1) for x in numbers], 1, dtype=jnp.float32)
 
 
 def _samples(x: Array, mask: Array) -> tuple[Array, Array]:
@@ -238,7 +249,11 @@ def advantages(
       observations of these samples, for the next iteration.
     """
     shards = samples.valid.shape[0]
-    batches = [_samples(jnp.stack([samples.advantage, samples.target], -1), samples.valid)]
+    numbers = [samples.advantage, samples.target]
+    if observation is not None:
+        numbers.append(samples.obs)
+    every = tuple(_samples(x, samples.valid)[0] for x in numbers)
+    batches: list[tuple[Numbers, Array]] = [(every, samples.valid.reshape(shards, -1))]
     if normalized and orders is not None:
         advantage, valid = (  # [S, L, m, steps]
             jax.vmap(lambda x, order: x[:, order.T])(x, orders)
@@ -246,11 +261,10 @@ def advantages(
         )
         steps = orders.shape[1]
         batches.append((advantage.reshape(shards, -1, steps), valid.reshape(shards, -1, steps)))
-    if observation is not None:
-        batches.append(_samples(samples.obs, samples.valid))
     whole, *others = pooled_moments(pool, *batches)
     if observation is not None:
-        observation = merge(observation, *others.pop())
+        mean, variance = (x[2:].reshape(observation.mean.shape) for x in whole[1:])
+        observation = merge(observation, whole.number, mean, variance)
     explained = 1 - whole.variance[0] / jnp.maximum(whole.variance[1], 1e-8)
     if not normalized:
         shape = () if orders is None else orders.shape[1]
