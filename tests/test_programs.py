@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import shutil
+import threading
 import time
 from types import SimpleNamespace
 
@@ -55,6 +56,9 @@ def compiled(monkeypatch, config=TINY):
         state, _ = runner.step(runner.init())
         state, metrics = runner.step(state)
         played = runner.evaluate(state)
+        for thread in threading.enumerate():
+            if thread.name == "programs":  # writes what was compiled, as a process does at its end
+                thread.join()
         return (runner.fetch(state), metrics, played), len(count)
 
 
@@ -95,7 +99,7 @@ def found(folder):
         count.append(1)
         return jax.jit(lambda x: 2 * x + 1).lower(np.float32(0)).compile
 
-    whole = programs.Programs(folder, "all that it follows from", writes=True)
+    whole = programs.Programs(folder, "all that it follows from", writes=True, meanwhile=False)
     program = whole(("tiny",), jax.local_devices()[:1], trace)()
     return float(program(np.float32(3))), len(count)
 

@@ -52,10 +52,13 @@ class Programs:
     Args:
       follows_from: all that they follow from, besides what they are called and given.
       writes: whether this process adds to the folder.
+      meanwhile: whether it does so in a thread, while the program runs already. Else the program is
+        in the folder when it is there for the caller.
     """
 
-    def __init__(self, folder: Path, follows_from: str, writes: bool):
-        self._folder, self._follows_from, self._writes = folder, follows_from, writes
+    def __init__(self, folder: Path, follows_from: str, writes: bool, meanwhile: bool):
+        self._folder, self._follows_from = folder, follows_from
+        self._writes, self._meanwhile = writes, meanwhile
 
     def __call__(
         self,
@@ -81,7 +84,10 @@ class Programs:
             # What JAX has read from its own cache lacks functions where it is written once more:
             # it would end in "Function … not found" (seen with jaxlib 0.10.2).
             if self._writes and _compilations() > before:
-                _write(path, program)
+                writer = threading.Thread(target=_write, args=(path, program), name="programs")
+                writer.start()
+                if not self._meanwhile:
+                    writer.join()
             return program
 
         return find_or_compile
@@ -98,7 +104,8 @@ def with_programs(config: Config, placement: Placement) -> Placement:
         return placement
     writes = placement.at_hand[0].process_index == 0
     with suppress(OSError):  # not known: what this processor can do, or which files were imported
-        programs = Programs(folder, follows_from(config, placement), writes)
+        alone = placement.num_processes == 1  # else the others read what process 0 has written
+        programs = Programs(folder, follows_from(config, placement), writes, meanwhile=alone)
         return dataclasses.replace(placement, find=programs)
     return placement
 
