@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,7 +30,7 @@ from jaxrl_scale.loop.prepare import (
     settings,
 )
 from jaxrl_scale.loop.programs import seconds_compiling
-from jaxrl_scale.loop.state import Agents
+from jaxrl_scale.loop.state import Agents, Rows
 from jaxrl_scale.loop.stop import StopRequest
 from jaxrl_scale.parallel import backend
 from jaxrl_scale.parallel.cluster import find
@@ -224,27 +225,36 @@ def loop(
             """Iterations until something is due."""
             return min([last - iteration, *(every - iteration % every for every in often)])
 
-        def save() -> None:
-            log.sync()
-            checkpoints.save(iteration, runner.fetch(state), log.to_json(), log.score)
-
-        stopping = stop.agreed()
-        while iteration < last and not stopping:
-            count = min(undisturbed(), runner.at_once)
-            state, rows, heard = runner.steps(state, count, bool(stop.requested))
-            stopping = stop.agreed(heard)
+        def tell(rows: Rows) -> None:
+            """Tell the log of the iterations up to this one, and evaluate the agents where due."""
             for metrics in rows:
-                iteration += 1
-                log.record(iteration, metrics)
-                if log.all_failed:
-                    break
-            if log.all_failed:
-                break
+                if not log.all_failed:
+                    log.record(log.iteration + 1, metrics)
+            if log.all_failed or not rows:
+                return
             if due(config.eval_every):
                 log.evaluated(runner.evaluate(state))
             if due(config.log_every) or due(config.eval_every):
                 log.write(runner.memory())
-            if due(config.checkpoint_every):
+
+        def save() -> None:
+            log.sync()
+            checkpoints.save(iteration, runner.fetch(state), log.to_json(), log.score)
+
+        stopping, rows = stop.agreed(), Rows()
+        while iteration < last and not stopping and not log.all_failed:
+            count = min(undisturbed(), runner.at_once)
+            # The log is told of a call while the devices are at work on the next one, unless what
+            # comes before that one needs to have been told.
+            meanwhile = partial(tell, rows)
+            state, rows, heard = runner.steps(state, count, bool(stop.requested), meanwhile)
+            iteration += count
+            stopping = stop.agreed(heard)
+            saving = due(config.checkpoint_every)
+            if saving or stopping or due(config.eval_every) or iteration == last:
+                tell(rows)
+                rows = []
+            if saving and not log.all_failed:
                 save()
 
         if log.all_failed:

@@ -61,12 +61,12 @@ evaluations = itertools.count(1)
 
 
 def disturbed(true_steps):
-    def steps(self, state, count, stop=False):
+    def steps(self, state, count, stop=False, *others):
         done = int(placement.first_on_host(state.shared.iteration).ravel()[0])
         if done + 1 == accident.get("at"):
             os.kill(os.getpid(), getattr(signal, accident["signal"]))
         time.sleep(accident.get("seconds", 0))
-        return true_steps(self, state, count, stop)
+        return true_steps(self, state, count, stop, *others)
 
     return steps
 

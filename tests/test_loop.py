@@ -66,9 +66,10 @@ class Counter:
         assert self.compiled
         return {"count": np.zeros(self.agents, np.int32)}
 
-    def steps(self, state, count, stop):
+    def steps(self, state, count, stop, meanwhile):
         assert 1 <= count <= self.at_once
         self.calls.append(count)
+        meanwhile()
         rows = []
         for _ in range(count):
             state = {"count": state["count"] + 1}
@@ -180,6 +181,24 @@ def test_a_call_makes_no_more_iterations_than_until_something_is_due(tmp_path):
     for ours, theirs in zip(run.metrics, one.metrics, strict=True):
         assert ours["return_100"] == theirs["return_100"]
         assert (ours["iteration"], ours["env_steps"]) == (theirs["iteration"], theirs["env_steps"])
+
+
+def test_the_log_is_told_of_a_call_during_the_next_one_or_before_a_checkpoint(tmp_path):
+    rows, told = [], []
+
+    class Watched(Counter):
+        def steps(self, state, count, stop, meanwhile):
+            def watched():
+                before = len(rows)
+                meanwhile()
+                told.append((before, len(rows)))
+
+            return super().steps(state, count, stop, watched)
+
+    config = config_of(tmp_path / "run", iterations=5, log_every=1, checkpoint_every=3)
+    loop(config, Watched(config), Hosts(), Clock(0.0), "counting", on_row=rows.append)
+    assert told == [(0, 0), (0, 1), (1, 2), (3, 3), (3, 4)]
+    assert [row["iteration"] for row in rows] == [1, 2, 3, 4, 5]
 
 
 def test_a_signal_within_a_call_stops_the_run_after_the_call(tmp_path):

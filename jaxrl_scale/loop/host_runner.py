@@ -197,8 +197,16 @@ class HostRunner:
         placed = self._beginning(agents)
         return _with_games(placed, self._no_games())
 
-    def steps(self, before: State, count: int, stop: bool = False) -> tuple[State, Rows, bool]:
-        """As `jaxrl_scale.loop.runner.Runner.steps`."""
+    def steps(
+        self,
+        before: State,
+        count: int,
+        stop: bool = False,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> tuple[State, Rows, bool]:
+        """As `jaxrl_scale.loop.runner.Runner.steps`, but ``meanwhile`` is called before: a rollout
+        can take so long that the user should not wait for the rows of the one before."""
+        meanwhile()
         games, devices = before.local.envs, _with_games(before, ())
         first_carry = devices.local.carry
         since, restart = self._since_restart(before.shared)

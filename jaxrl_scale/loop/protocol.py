@@ -51,9 +51,10 @@ class Runner(Protocol):
         ...
 
     def steps(
-        self, state: State, count: int, stop: bool
+        self, state: State, count: int, stop: bool, meanwhile: Callable[[], None]
     ) -> tuple[State, list[dict[str, np.ndarray]], bool]:
-        """``count`` iterations. ``state`` must not be used any more.
+        """``count`` iterations. ``state`` must not be used any more. ``meanwhile`` is called once,
+        before or while the devices are at work.
 
         Returns:
           The next state; of each iteration the metrics by name, ``[P]`` each; and whether any

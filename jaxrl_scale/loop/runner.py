@@ -144,9 +144,15 @@ class Runner:
         """The state before the first iteration, placed: of the runner's agents, or of others."""
         return self._beginning(agents)
 
-    def steps(self, before: State, count: int, stop: bool = False) -> tuple[State, Rows, bool]:
+    def steps(
+        self,
+        before: State,
+        count: int,
+        stop: bool = False,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> tuple[State, Rows, bool]:
         """``count`` iterations, at most `MOST_AT_ONCE`, each of which collects and then updates.
-        ``before`` is donated, never read it again.
+        ``before`` is donated, never read it again. ``meanwhile`` is called while the devices work.
 
         Returns:
           The next state; of each iteration the metrics by name, ``[P]`` each, on the host; and
@@ -158,7 +164,10 @@ class Runner:
         after, reports, longest = self._compiled_steps(
             before, self._num_iterations, split(count), split(seconds)
         )
-        rows = unpack(self.placement.read(reports), count)
+        try:
+            meanwhile()
+        finally:  # no other call begins before this one has ended: see `Placement.trace`
+            rows = unpack(self.placement.read(reports), count)
         self._longest = self.placement.join_number(longest)
         self._seconds = (time.perf_counter() - start) / count
         return after, rows, math.isinf(self._longest)
