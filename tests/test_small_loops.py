@@ -5,6 +5,8 @@ as the memory of the program happens to be assigned: see docs/exactness.md. With
 of the random loops 0 to 199 then had other bits; they are tried here.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +14,7 @@ import pytest
 from running import AS_USERS
 
 from jaxrl_scale.envs.rigid_body import once
-from jaxrl_scale.parallel.sums import AXIS, device_pool
+from jaxrl_scale.parallel.sums import AXIS, device_pool, map_exact
 
 OPERATIONS = (
     lambda a, b, c: jnp.clip(a * b + c, -3, 3),
@@ -78,3 +80,20 @@ def bits(seed, num_devices):
 def test_a_small_loop_has_the_same_bits_on_one_and_on_eight_devices(seed):
     for one, eight in zip(bits(seed, 1), bits(seed, 8), strict=True):
         np.testing.assert_array_equal(one, eight)
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+@pytest.mark.parametrize("trips", [None, 1])
+def test_a_loop_over_shards_gives_each_its_slices_with_axes_of_any_length(shards, trips):
+    arrays = [
+        np.arange(shards * math.prod(shape)).reshape(shards, *shape)
+        for shape in ((), (1,), (3, 1), (1, 2, 1), (0,), (1, 0, 2))
+    ]
+
+    def doubled(*slices):
+        assert [x.shape for x in slices] == [x.shape[1:] for x in arrays]
+        return [2 * x for x in slices]
+
+    loop = jax.jit(lambda trips, *arrays: map_exact(doubled, *arrays, trips=trips))
+    for found, x in zip(loop(trips, *arrays), arrays, strict=True):
+        np.testing.assert_array_equal(found, 2 * x)

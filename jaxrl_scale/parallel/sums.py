@@ -66,16 +66,17 @@ def map_exact(f: Callable[..., PyTree], *trees: PyTree, trips: Array | None = No
     number of rounds (1) in a form that XLA cannot see through, over a second slice that is
     never visited.
     """
+    several = jax.tree.leaves(trees)[0].shape[0] > 1
+    if not several and trips is None:
+        return jax.tree.map(lambda y: y[None], f(*jax.tree.map(lambda x: x[0], trees)))
     # Without axes of length 1, for which XLA would copy what a loop is given from a gather.
-    narrow = jax.tree.map(lambda x: x.reshape(len(x), *(n for n in x.shape[1:] if n > 1)), trees)
+    narrow = jax.tree.map(lambda x: x.reshape(len(x), *(n for n in x.shape[1:] if n != 1)), trees)
 
     def of_narrow(*slices: PyTree) -> PyTree:
         return f(*jax.tree.map(lambda x, like: x.reshape(like.shape[1:]), slices, trees))
 
-    if jax.tree.leaves(trees)[0].shape[0] > 1:
+    if several:
         return jax.lax.map(lambda args: of_narrow(*args), narrow)
-    if trips is None:
-        return jax.tree.map(lambda y: y[None], f(*jax.tree.map(lambda x: x[0], trees)))
     traced_once = jax.jit(of_narrow, inline=True)  # for its shapes and for the loop
     doubled = jax.tree.map(lambda x: jnp.broadcast_to(x, (2, *x.shape[1:])), narrow)
 
