@@ -229,7 +229,7 @@ def loop(
             """Tell the log of the iterations up to this one, and evaluate the agents where due."""
             for metrics in rows:
                 if not log.all_failed:
-                    log.record(log.iteration + 1, metrics)
+                    log.record(metrics)
             if log.all_failed or not rows:
                 return
             if due(config.eval_every):
@@ -241,7 +241,8 @@ def loop(
             log.sync()
             checkpoints.save(iteration, runner.fetch(state), log.to_json(), log.score)
 
-        stopping, rows = stop.agreed(), Rows()
+        stopping = stop.agreed()
+        rows: Rows = []
         while iteration < last and not stopping and not log.all_failed:
             count = min(undisturbed(), runner.at_once)
             # The log is told of a call while the devices are at work on the next one, unless what

@@ -107,9 +107,12 @@ def _in_one(numbers: Numbers) -> Array:
     return jnp.concatenate([x.reshape(len(x), -1) for x in numbers], 1, dtype=jnp.float32)
 
 
-def _samples(x: Array, mask: Array) -> tuple[Array, Array]:
-    """``x [S, *samples, *shape]`` and its mask ``[S, *samples]`` with one axis for the samples."""
-    return x.reshape(x.shape[0], -1, *x.shape[mask.ndim :]), mask.reshape(x.shape[0], -1)
+def _samples(numbers: Numbers, mask: Array) -> tuple[Numbers, Array]:
+    """`Numbers` ``[S, *samples, *shape]`` and their mask ``[S, *samples]`` with one axis for the
+    samples."""
+    shards, axes = len(mask), mask.ndim
+    numbers = jax.tree.map(lambda x: x.reshape(shards, -1, *x.shape[axes:]), numbers)
+    return numbers, mask.reshape(shards, -1)
 
 
 def merge(old: Statistics, count: Array, mean: Array, variance: Array) -> Statistics:
@@ -249,11 +252,8 @@ def advantages(
       observations of these samples, for the next iteration.
     """
     shards = samples.valid.shape[0]
-    numbers = [samples.advantage, samples.target]
-    if observation is not None:
-        numbers.append(samples.obs)
-    every = tuple(_samples(x, samples.valid)[0] for x in numbers)
-    batches: list[tuple[Numbers, Array]] = [(every, samples.valid.reshape(shards, -1))]
+    observed = () if observation is None else (samples.obs,)
+    batches = [_samples((samples.advantage, samples.target, *observed), samples.valid)]
     if normalized and orders is not None:
         advantage, valid = (  # [S, L, m, steps]
             jax.vmap(lambda x, order: x[:, order.T])(x, orders)

@@ -135,11 +135,11 @@ class Log:
 
     # --- in the loop ------------------------------------------------------------------------
 
-    def record(self, iteration: int, metrics: dict[str, np.ndarray]) -> None:
-        """An iteration has ended, with these metrics ``[P]``."""
-        self.iteration, self._metrics = iteration, metrics
+    def record(self, metrics: dict[str, np.ndarray]) -> None:
+        """The next iteration has ended, with these metrics ``[P]``."""
+        self.iteration, self._metrics = self.iteration + 1, metrics
         self.is_evaluated, self.returns = False, None
-        self._progress.record(iteration, metrics)
+        self._progress.record(self.iteration, metrics)
         self._clock.note(self._progress.env_steps, self._progress.recent_return)
 
     def evaluated(self, returns: dict[str, np.ndarray] | None) -> None:
