@@ -43,7 +43,6 @@ from jaxrl_scale.envs.rigid_body import (
     respond,
     rotation,
     separate,
-    stack,
     turn,
     turn_back,
     where,
@@ -93,6 +92,7 @@ _CONVERGED = 1e-6  # N s: a round that changes no impulse by more was the last
 
 _LEGS = slice(1, 3)
 _POINTS = [(slot, point) for slot in (0, 1) for point in (0, 1)]
+_INDICES = [(point, slot, leg) for point in (0, 1) for slot in (0, 1) for leg in (0, 1)]
 
 
 class Contacts(NamedTuple):
@@ -263,7 +263,7 @@ def _recognise(old: Contacts, edge: Array, manifold: Manifold) -> tuple[Contacts
     touching = manifold.valid[0] | manifold.valid[1]
     lost = old.touching & ~(touching & same_edge)
     gained = touching & ~(old.touching & same_edge)
-    return Contacts(edge, touching, key, normal, tangent), lost, gained
+    return Contacts(edge, touching, key, once(normal), once(tangent)), lost, gained
 
 
 # --- velocities --------------------------------------------------------------------------------
@@ -294,32 +294,30 @@ def _solve_velocities(
         for leg in (0, 1)
     ]
     joint_share = [once(_RELAXATION / (joints[leg][3 + leg] - joints[leg][2])) for leg in (0, 1)]
-    torques = [torque[0], torque[1]]
     for leg in (0, 1):
-        v = v + joints[leg] * torques[leg]
+        v = v + joints[leg] * torque[leg]
 
     edge_contacts = [] if manifold is None else [(leg, slot) for leg in (1, 0) for slot in (0, 1)]
-    normal_impulses: dict[tuple, Array] = {}
-    tangent_impulses: dict[tuple, Array] = {}
     if manifold is not None:
         normals, tangents = _rows(system, motion.center, manifold)
         for at in [(point, slot, leg) for leg in (1, 0) for slot, point in _POINTS]:
-            normal_impulses[at], tangent_impulses[at] = contacts.normal[at], contacts.tangent[at]
-            v = v + normals.column[:, *at] * normal_impulses[at]
-            v = v + tangents.column[:, *at] * tangent_impulses[at]
+            v = v + normals.column[:, *at] * contacts.normal[at]
+            v = v + tangents.column[:, *at] * contacts.tangent[at]
 
     def one_round(carry: tuple) -> tuple:
-        count, active, v, torques, normal_impulses, tangent_impulses = carry
-        torques = list(torques)
-        normal_impulses, tangent_impulses = dict(normal_impulses), dict(tangent_impulses)
+        count, active, v, torque, normal, tangent = carry
+        torques = [torque[0], torque[1]]
+        normal_impulses = {at: normal[at] for at in _INDICES}
+        tangent_impulses = {at: tangent[at] for at in _INDICES}
         change = zero
 
         def apply(column: Array, old: Array, new: Array) -> Array:
             nonlocal v, change
-            step = once(jnp.where(active, new - old, 0))
+            new = once(jnp.where(active, new, old))
+            step = new - old
             v = v + column * step
             change = jnp.maximum(change, jnp.abs(step))
-            return old + step
+            return new
 
         for leg in (1, 0):
             rate, old = v[3 + leg] - v[2], torques[leg]
@@ -343,20 +341,18 @@ def _solve_velocities(
                 normal_impulses[at] = apply(normals.column[:, *at], old, new)
         count = count + 1
         active = active & (change > _CONVERGED)
-        return count, active, v, torques, normal_impulses, tangent_impulses
+        if edge_contacts:
+            normal, tangent = _unrolled(normal_impulses), _unrolled(tangent_impulses)
+        return count, active, v, jnp.stack(torques), normal, tangent
 
     active = jnp.ones(zero.shape, bool)
-    start = (jnp.int32(0), active, v, torques, normal_impulses, tangent_impulses)
-    _, _, v, torques, normal_impulses, tangent_impulses = jax.lax.while_loop(
+    start = (jnp.int32(0), active, v, torque, contacts.normal, contacts.tangent)
+    _, _, v, torque, normal, tangent = jax.lax.while_loop(
         lambda carry: (carry[0] < rounds) & jnp.any(carry[1]), one_round, start
     )
-    if manifold is not None:
-        contacts = contacts._replace(
-            normal=_unrolled(normal_impulses), tangent=_unrolled(tangent_impulses)
-        )
     spin, swing = v[2:], perp(system.offset)
     velocity = Vec(v[0] + spin * swing.x, v[1] + spin * swing.y)
-    return velocity, spin, jnp.stack(torques), contacts
+    return velocity, spin, torque, contacts._replace(normal=normal, tangent=tangent)
 
 
 def _generalised(system: Pinned, motion: Motion) -> Array:
@@ -395,12 +391,8 @@ def _rate(row: _Row, at: tuple[int, int, int], v: Array) -> Array:
 
 def _unrolled(by_index: dict[tuple[int, int, int], Array]) -> Array:
     """``[2, 2, 2, ...]`` from its elements."""
-    return stack(
-        [
-            stack([stack([by_index[point, slot, leg] for leg in (0, 1)]) for slot in (0, 1)])
-            for point in (0, 1)
-        ]
-    )
+    elements = jnp.stack([by_index[at] for at in _INDICES])
+    return elements.reshape(2, 2, 2, *elements.shape[1:])
 
 
 # --- positions ---------------------------------------------------------------------------------
@@ -442,36 +434,39 @@ def _solve_positions(
     turned = rotation(angle)
 
     def one_round(carry: tuple) -> tuple:
-        count, active, hull, legs = carry
+        count, active, pose = carry
         good = active
         if contacts is not None:
+            legs = jax.tree.map(lambda x: x[_LEGS], pose)
             for slot, point in _POINTS:
                 legs, fine = _push_out(legs, contacts, slot, point, active)
                 good = good & fine[0] & fine[1]
-        right, left = jax.tree.map(lambda x: x[0], legs), jax.tree.map(lambda x: x[1], legs)
-        hull, left, fine = _rejoin(hull, left, 1, limited, active)
-        good = good & fine
-        hull, right, fine = _rejoin(hull, right, 0, limited, active)
-        return count + 1, active & ~(good & fine), hull, stack([right, left])
+            pose = jax.tree.map(lambda all, two: jnp.concatenate([all[:1], two]), pose, legs)
+        for leg in (1, 0):
+            pose, fine = _rejoin(pose, leg, limited, active)
+            good = good & fine
+        return count + 1, active & ~good, pose
 
     active = jnp.ones(angle.shape[1:], bool)
-    pose = _Pose(center, angle, turned)
-    hull, legs = jax.tree.map(lambda x: x[0], pose), jax.tree.map(lambda x: x[_LEGS], pose)
-    _, unsolved, hull, legs = jax.lax.while_loop(
+    _, unsolved, pose = jax.lax.while_loop(
         lambda carry: (carry[0] < rounds) & jnp.any(carry[1]),
         one_round,
-        (jnp.int32(0), active, hull, legs),
+        (jnp.int32(0), active, _Pose(center, angle, turned)),
     )
-    pose = jax.tree.map(lambda one, two: jnp.concatenate([one[None], two]), hull, legs)
     return pose.center, pose.angle, ~unsolved
 
 
-def _turned(pose: _Pose, shift: Vec, angle: Array) -> _Pose:
-    """The pose after a small motion, for whose angle a few terms of the series are exact."""
+def _shifted(pose: _Pose, shift: Vec) -> _Pose:
+    return pose._replace(center=once(pose.center + shift))
+
+
+def _turned(pose: _Pose, angle: Array) -> _Pose:
+    """The pose after a small turn, for which a few terms of the series are exact."""
     square = angle * angle
     cos = 1 - square * (1 / 2 - square * (1 / 24))
     sin = angle * (1 - square * (1 / 6 - square * (1 / 120)))
-    return once(_Pose(pose.center + shift, pose.angle + angle, turn(pose.turned, Vec(cos, sin))))
+    turned = turn(pose.turned, Vec(cos, sin))
+    return pose._replace(angle=once(pose.angle + angle), turned=once(turned))
 
 
 def _push_out(
@@ -483,37 +478,38 @@ def _push_out(
     own = where(on_ground, contacts.point[point, slot], contacts.face[slot])
     fixed = where(on_ground, manifold.face[slot], manifold.point[point, slot])
     own_normal = turn(legs.turned, contacts.normal[slot])
-    normal = where(on_ground, manifold.normal[slot], own_normal)
+    normal = once(where(on_ground, manifold.normal[slot], own_normal))
     moved = legs.center + turn(legs.turned, own)
-    separation = dot(moved - fixed, normal) - SKIN
+    separation = once(dot(moved - fixed, normal) - SKIN)
     error = jnp.clip(_MENDED * (separation + _LINEAR_SLOP), -_MAX_SHIFT, 0)
-    lever = cross(where(on_ground, moved, fixed) - legs.center, normal)
+    lever = once(cross(where(on_ground, moved, fixed) - legs.center, normal))
     ease = 1 / MASS[1] + lever * lever * (1 / INERTIA[1])
-    impulse = jnp.where(valid & active, -error / ease, 0)
-    legs = _turned(legs, normal * (impulse * (1 / MASS[1])), impulse * lever * (1 / INERTIA[1]))
+    impulse = once(jnp.where(valid & active, -error / ease, 0))
+    legs = _shifted(legs, normal * (impulse * (1 / MASS[1])))
+    legs = _turned(legs, impulse * lever * (1 / INERTIA[1]))
     return legs, ~(valid & (separation < -3 * _LINEAR_SLOP))
 
 
-def _rejoin(
-    hull: _Pose, leg: _Pose, number: int, limited: _Limited, active: Array
-) -> tuple[_Pose, _Pose, Array]:
-    """Correct hull and one leg at their joint, first its limits and then its pin, and say whether
-    the errors were small."""
-    lower, upper = limited.lower[number], limited.upper[number]
+def _rejoin(pose: _Pose, leg: int, limited: _Limited, active: Array) -> tuple[_Pose, Array]:
+    """Correct the hull and one leg at their joint, first its limits and then its pin, and say
+    whether the errors were small."""
+    lower, upper = limited.lower[leg], limited.upper[leg]
     ease_hull, ease_leg = 1 / INERTIA[0], 1 / INERTIA[1]
-    joint = leg.angle - hull.angle - REST_ANGLE[number]
-    below, above = joint - LIMITS[number][0], joint - LIMITS[number][1]
+    rows = [(-1 / MASS[0], -ease_hull), (0.0, 0.0), (0.0, 0.0)]
+    rows[1 + leg] = 1 / MASS[1], ease_leg
+    response = constants(rows, pose.angle[0])  # of all bodies: to a push, and to a torque
+
+    joint = pose.angle[1 + leg] - pose.angle[0] - REST_ANGLE[leg]
+    below, above = joint - LIMITS[leg][0], joint - LIMITS[leg][1]
     close = ~(lower & (-below > _ANGULAR_SLOP)) & ~(upper & (above > _ANGULAR_SLOP))
     error = jnp.where(lower, jnp.clip(below + _ANGULAR_SLOP, -_MAX_TURN, 0), 0)
     error = error + jnp.where(upper, jnp.clip(above - _ANGULAR_SLOP, 0, _MAX_TURN), 0)
     impulse = jnp.where(active, error * (-1 / (ease_hull + ease_leg)), 0)
-    still = Vec(0.0, 0.0)
-    hull = _turned(hull, still, -impulse * ease_hull)
-    leg = _turned(leg, still, impulse * ease_leg)
+    pose = _turned(pose, impulse * response.y)
 
-    a, b = turn(hull.turned, Vec(*ARM[0])), turn(leg.turned, Vec(*ARM[1 + number]))
-    a, b = once((a, b))
-    gap = leg.center + b - hull.center - a
+    arms = once(turn(pose.turned, constants(ARM, impulse)))
+    a, b = arms[0], arms[1 + leg]
+    gap = pose.center[1 + leg] + b - pose.center[0] - a
     close = close & (dot(gap, gap) <= _LINEAR_SLOP**2)
     lightness = 1 / MASS[0] + 1 / MASS[1]
     xx = lightness + ease_hull * a.y * a.y + ease_leg * b.y * b.y
@@ -521,9 +517,8 @@ def _rejoin(
     yy = lightness + ease_hull * a.x * a.x + ease_leg * b.x * b.x
     scale = jnp.where(active, -1 / (xx * yy - xy * xy), 0)
     push = once(Vec((yy * gap.x - xy * gap.y) * scale, (xx * gap.y - xy * gap.x) * scale))
-    hull = _turned(hull, push * (-1 / MASS[0]), -ease_hull * cross(a, push))
-    leg = _turned(leg, push * (1 / MASS[1]), ease_leg * cross(b, push))
-    return hull, leg, close
+    pose = _shifted(pose, push * response.x)
+    return _turned(pose, cross(arms, push) * response.y), close
 
 
 # --- continuous collision ----------------------------------------------------------------------
@@ -624,7 +619,7 @@ def _closing(
     point, normal = where(by_corner, lowest, tip), where(by_corner, before.up, -side_normal)
     over = (cross(before.up, lowest - v1) <= 0) != (cross(before.up, lowest - v2) <= 0)
     beside = by_corner & ~over  # a corner that falls beside the end of the edge
-    return point, normal, before.gap, jnp.where(beside, before.gap, gap)
+    return once((point, normal, before.gap, jnp.where(beside, before.gap, gap)))
 
 
 def _struck(flight: _Flight, arm: Vec, normal: Vec, hit: Array) -> tuple[Vec, Array]:

@@ -81,8 +81,8 @@ def turn_back(rotation: Vec, a: Vec) -> Vec:
 
 
 def rotation(angle: Array) -> Vec:
-    """Cosine and sine of an angle."""
-    return Vec(jnp.cos(angle), jnp.sin(angle))
+    """Cosine and sine of an angle, computed once: nothing else here takes as long."""
+    return once(Vec(jnp.cos(angle), jnp.sin(angle)))
 
 
 def where(mask: Any, a: Any, b: Any) -> Any:
