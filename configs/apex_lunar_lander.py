@@ -3,7 +3,7 @@
     python -m jaxrl_scale.train --config configs/apex_lunar_lander.py
 
 Training takes 800,000 steps, or two and a half minutes per agent on one core. The return is then
-about 278, and 267 for the worst of 8 agents; in real Gymnasium it is 275, and 269 for the worst.
+about 277, and 268 for the worst of 8 agents; in real Gymnasium it is 273, and 268 for the worst.
 """
 
 from jaxrl_scale.algos import apex

@@ -27,7 +27,7 @@ def get_config() -> Config:
         env="LunarLander-v3",
         num_envs=128,
         rollout_length=64,
-        total_steps=2_000_000,
+        total_steps=3_000_000,
         algo=ppo.Config(
             learning_rate=1e-3,
             gamma=0.999,

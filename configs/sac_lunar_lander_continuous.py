@@ -3,10 +3,10 @@
     python -m jaxrl_scale.train --config configs/sac_lunar_lander_continuous.py
 
 Training takes 1,000,000 steps, each of which is learned from 8 times; an agent takes about a
-minute and a half on one core. Eight agents, seeds 0 to 7, have an interquartile mean of 276.0
-(128 episodes each), and one of them failed (48.1); in real Gymnasium it is 276.3 and 100.1 (100
-episodes each). When sums were rounded otherwise none did: 277.1 here (worst 268.8) and 277.3 in
-real Gymnasium (worst 267.1). The settings were chosen on seeds 0 and 1.
+minute and a half on one core. Eight agents, seeds 0 to 7, have an interquartile mean of 278.4
+(worst 272.9; 128 episodes each), and in real Gymnasium of 278.2 (worst 271.7; 100 episodes each).
+When the environment's step was rounded otherwise one of them failed (48.1, and 100.1 in real
+Gymnasium). The settings were chosen on seeds 0 and 1.
 
 At first they hover: most of their episodes take 1,000 steps, until they learn to land. With long
 returns (`n_step`) that comes earlier. The last 100 episodes have a mean of 240 after 15,200 and
