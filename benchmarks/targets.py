@@ -26,7 +26,7 @@ TARGETS = {
     "acrobot": Target(64, -80.0, -100.0),
     "mountain_car": Target(64, -105.0, -115.0),
     "pendulum": Target(64, -200.0, -300.0),
-    "lunar_lander": Target(16, 275.0, 260.0, minutes=6),
+    "lunar_lander": Target(16, 275.0, 260.0, failures=1, minutes=6),
     "lunar_lander_continuous": Target(8, 275.0, 260.0),
     "memory_chain": Target(8, 0.95, 0.95),
     "a2c_cartpole": Target(64, 495.0, 490.0),
