@@ -17,7 +17,7 @@ contacts, velocities, positions, sleep, continuous collision. These are the diff
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -242,6 +242,11 @@ def _pinned(turned: Vec) -> Pinned:
     return pin(MASS, INERTIA, once(-turn(turned, constants(ARM, turned.x[0]))))
 
 
+def _with_legs(bodies: Any, legs: Any) -> Any:
+    """Arrays ``[3, ...]`` of all bodies with those of the legs ``[2, ...]`` put in."""
+    return jax.tree.map(lambda all, two: jnp.concatenate([all[:1], two]), bodies, legs)
+
+
 def _limited(angle: Array) -> _Limited:
     joint = [angle[1 + leg] - angle[0] - REST_ANGLE[leg] for leg in (0, 1)]
     return _Limited(
@@ -441,7 +446,7 @@ def _solve_positions(
             for slot, point in _POINTS:
                 legs, fine = _push_out(legs, contacts, slot, point, active)
                 good = good & fine[0] & fine[1]
-            pose = jax.tree.map(lambda all, two: jnp.concatenate([all[:1], two]), pose, legs)
+            pose = _with_legs(pose, legs)
         for leg in (1, 0):
             pose, fine = _rejoin(pose, leg, limited, active)
             good = good & fine
@@ -592,7 +597,7 @@ def _stop_at_ground(
     )
     last = _arrived(flight)
     legs = Motion(last.center, last.angle, last.velocity, last.spin)
-    return jax.tree.map(lambda all, two: jnp.concatenate([all[:1], two]), end, legs), hit
+    return _with_legs(end, legs), hit
 
 
 def _arrived(flight: _Flight) -> _Flight:
