@@ -8,6 +8,8 @@ import os
 import re
 import signal
 
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # also where there is a GPU; JAX reads it at import
+
 import jax
 import processes
 import pytest
@@ -15,7 +17,7 @@ import running
 
 from jaxrl_scale.parallel.placement import Placement
 
-os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"  # before the first device is used
+os.environ["XLA_FLAGS"] += " " + running.WITHOUT_EMITTERS  # before the first device is used
 jax.config.update("jax_num_cpu_devices", 8)
 gc.set_threshold(50_000, 20, 100)  # as the commands do
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it

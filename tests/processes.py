@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import warm
+from running import WITHOUT_EMITTERS
 
 from jaxrl_scale import envs
 from jaxrl_scale.config import files
@@ -30,7 +31,7 @@ TESTS = Path(__file__).parent
 REPOSITORY = TESTS.parent
 PATIENCE = 300  # seconds; the machine may be busy with other things
 
-QUICKLY = {"XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"}
+QUICKLY = {"XLA_FLAGS": f"--xla_backend_optimization_level=0 {WITHOUT_EMITTERS}"}
 """The environment of a process that compiles what nothing else does, and of which no bits are
 compared: XLA leaves most of its optimisation out."""
 
@@ -92,6 +93,7 @@ class World:
             "WANDB_MODE": "disabled",
             "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{TESTS}",
             "TERM": "dumb",
+            "JAX_PLATFORMS": "cpu",  # also where there is a GPU
         }
 
     def start(
