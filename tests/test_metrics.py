@@ -367,6 +367,27 @@ def test_events_are_cut_back_even_where_the_resumed_run_wants_none(run):
 
 
 @needs_full_device
+def test_events_are_written_without_pytorch_where_it_is_installed(run):
+    """Its import takes seconds, and tensorboardX asks for it."""
+    (run.path / "torch.py").write_text("raise SystemExit('PyTorch was imported')\n")
+    code = """
+import sys
+from pathlib import Path
+
+sys.path.insert(0, sys.argv[1])
+from jaxrl_scale.records import row_writer
+
+row_writer._Events(Path(sys.argv[1]) / "tensorboard").close()
+assert "torch" not in sys.modules
+try:
+    import torch
+except SystemExit:
+    print("can be imported by others")
+"""
+    with python(code, run.path) as process:
+        assert process.communicate()[0] == "can be imported by others\n"
+
+
 def test_a_disk_that_is_full_for_tensorboard_is_told_and_hangs_nothing(run, monkeypatch):
     from tensorboardX import record_writer
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import sys
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,21 @@ def _write_all(file: Any, data: bytes) -> None:
         data = data[file.write(data) :]
 
 
+@contextmanager
+def _hidden(module: str) -> Iterator[None]:
+    """Let what is imported in this block not find a module that is not imported yet. tensorboardX
+    imports PyTorch where it is installed, which takes four seconds, for a type that is not needed
+    here."""
+    if module in sys.modules:
+        yield
+        return
+    sys.modules[module] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[module]
+
+
 class _Events:
     """TensorBoard's event file. It is written anew: the files that were there are removed.
 
@@ -137,8 +153,9 @@ class _Events:
     """
 
     def __init__(self, folder: Path):
-        from tensorboardX.event_file_writer import EventsWriter
-        from tensorboardX.proto import event_pb2, summary_pb2
+        with _hidden("torch"):
+            from tensorboardX.event_file_writer import EventsWriter
+            from tensorboardX.proto import event_pb2, summary_pb2
 
         folder.mkdir(exist_ok=True)
         for old in folder.glob("events.out.tfevents.*"):
