@@ -157,7 +157,9 @@ class Config:
         "highest", "precision of matrix products; highest: float32 throughout"
     )
     deterministic: bool = option(
-        False, "use only deterministic operations on GPUs, which are slower"
+        True,
+        "use the same kernels on GPUs whenever a program is compiled, so that a run can be "
+        "repeated to the last bit; false: try several and take the fastest",
     )
 
     log_every: int = option(5, "iterations from one row of metrics to the next", low=1)

@@ -40,6 +40,7 @@ from jaxrl_scale.envs.rigid_body import (
     perp,
     pick,
     pin,
+    repeat,
     respond,
     rotation,
     separate,
@@ -352,9 +353,7 @@ def _solve_velocities(
 
     active = jnp.ones(zero.shape, bool)
     start = (jnp.int32(0), active, v, torque, contacts.normal, contacts.tangent)
-    _, _, v, torque, normal, tangent = jax.lax.while_loop(
-        lambda carry: (carry[0] < rounds) & jnp.any(carry[1]), one_round, start
-    )
+    _, _, v, torque, normal, tangent = repeat(rounds, one_round, start)
     spin, swing = v[2:], perp(system.offset)
     velocity = Vec(v[0] + spin * swing.x, v[1] + spin * swing.y)
     return velocity, spin, torque, contacts._replace(normal=normal, tangent=tangent)
@@ -453,11 +452,8 @@ def _solve_positions(
         return count + 1, active & ~good, pose
 
     active = jnp.ones(angle.shape[1:], bool)
-    _, unsolved, pose = jax.lax.while_loop(
-        lambda carry: (carry[0] < rounds) & jnp.any(carry[1]),
-        one_round,
-        (jnp.int32(0), active, _Pose(center, angle, turned)),
-    )
+    start = jnp.int32(0), active, _Pose(center, angle, turned)
+    _, unsolved, pose = repeat(rounds, one_round, start)
     return pose.center, pose.angle, ~unsolved
 
 
@@ -590,11 +586,8 @@ def _stop_at_ground(
         goal.spin,
         jnp.full_like(goal.spin, DT),
     )
-    _, _, flight, hit = jax.lax.while_loop(
-        lambda carry: (carry[0] < _MAX_HITS) & jnp.any(carry[1]),
-        one_hit,
-        (jnp.int32(0), jnp.ones(goal.spin.shape, bool), flight, jnp.zeros_like(touching)),
-    )
+    first = jnp.int32(0), jnp.ones(goal.spin.shape, bool), flight, jnp.zeros_like(touching)
+    _, _, flight, hit = repeat(_MAX_HITS, one_hit, first)
     last = _arrived(flight)
     legs = Motion(last.center, last.angle, last.velocity, last.spin)
     return _with_legs(end, legs), hit

@@ -34,9 +34,6 @@ def initialize(config: Config, hosts: Hosts | None = None) -> Placement:
     notebook), the CPU devices that exist are used. Raises `RunError` when ``devices`` asks
     for more than there are.
     """
-    if config.deterministic:
-        flag = "--xla_gpu_deterministic_ops=true"
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
     if config.compilation_cache and not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         folder = os.path.expanduser(config.compilation_cache)
         if os.path.exists(folder) and not os.path.isdir(folder):
@@ -203,6 +200,7 @@ def place(config: Config, devices: list[jax.Device], cores: int = 1) -> Placemen
         by_agents=by_agents,
         exact=exact,
         portable=config.portable,
+        deterministic=config.deterministic,
         num_threads=config.num_threads or cores,
     )
 

@@ -68,6 +68,7 @@ class Placement:
     by_agents: bool  # whole agents on devices, or a block of every agent's shards
     exact: bool  # the fixed-order sum, or one big batch
     portable: bool = False  # the same instructions on every processor
+    deterministic: bool = True  # on GPUs: the same kernels whenever a program is compiled
     num_threads: int = 1  # of the simulators of this process
     find: Find | None = None  # None: every program is compiled
 
@@ -174,7 +175,7 @@ class Placement:
     def compiler_options(self) -> dict[str, Any]:
         """XLA's options for the programs of a run."""
         if not self.on_cpus:
-            return {}
+            return {"xla_gpu_deterministic_ops": self.deterministic}
         options = products.compiler_options(self.portable) if self.exact else {}
         return options if self.portable else options | wide_vectors()
 
