@@ -115,7 +115,7 @@ def _evaluate(program: core.ClosedJaxpr, portable: bool, *args: Array) -> list[A
                 inputs[0] = pixels.get(eqn.invars[0], Pixels(inputs[0]))
             outputs = [rule(*inputs, multiply, **eqn.params)]
         elif eqn.primitive.name in _NESTED and _to_rewrite(eqn.params["jaxpr"].jaxpr):
-            outputs = _NESTED[eqn.primitive.name](portable, *inputs, **eqn.params)
+            outputs = _NESTED[eqn.primitive.name](eqn, portable, *inputs)
         else:
             result = eqn.primitive.bind(*inputs, **eqn.primitive.get_bind_params(eqn.params))
             outputs = result if eqn.primitive.multiple_results else [result]
@@ -153,30 +153,35 @@ def _pixels(eqn: core.JaxprEqn, inputs: list[Any], known: dict[Any, Pixels]) -> 
     return None
 
 
-def _jit(portable: bool, *args: Array, jaxpr: core.ClosedJaxpr, **params: Any) -> list[Array]:
-    return _evaluate(jaxpr, portable, *args)
+def _jit(eqn: core.JaxprEqn, portable: bool, *args: Array) -> list[Array]:
+    return _evaluate(eqn.params["jaxpr"], portable, *args)
 
 
-def _scan(
-    portable: bool,
-    *args: Array,
-    jaxpr: core.ClosedJaxpr,
-    num_consts: int,
-    num_carry: int,
-    length: int,
-    reverse: bool,
-    unroll: int,
-    **params: Any,
-) -> list[Array]:
-    constants = args[:num_consts]
-    carry, inputs = list(args[num_consts : num_consts + num_carry]), args[num_consts + num_carry :]
+def _scan(eqn: core.JaxprEqn, portable: bool, *args: Array) -> list[Array]:
+    num_consts, num_carry = scan_counts(eqn)
+    constants, rest = args[:num_consts], args[num_consts:]
 
     def step(carry: list[Array], x: list[Array]) -> tuple[list[Array], list[Array]]:
-        results = _evaluate(jaxpr, portable, *constants, *carry, *x)
+        results = _evaluate(eqn.params["jaxpr"], portable, *constants, *carry, *x)
         return results[:num_carry], results[num_carry:]
 
-    carry, outputs = jax.lax.scan(step, carry, list(inputs), length, reverse, unroll)
+    how = {name: eqn.params[name] for name in ("length", "reverse", "unroll")}
+    carry, outputs = jax.lax.scan(step, list(rest[:num_carry]), list(rest[num_carry:]), **how)
     return [*carry, *outputs]
+
+
+def scan_counts(eqn: core.JaxprEqn) -> tuple[int, int]:
+    """How many of a scan's inputs are constants, and how many its carry has. The other inputs and
+    outputs have an axis more than one round sees, which tells them apart in every version of JAX:
+    0.10 says these numbers, and 0.11 does not."""
+    inner = eqn.params["jaxpr"]
+
+    def same_rank(atoms: Any, avals: Any) -> int:
+        pairs = zip(atoms, avals, strict=True)
+        return sum(len(atom.aval.shape) == len(aval.shape) for atom, aval in pairs)
+
+    num_carry = same_rank(eqn.outvars, inner.out_avals)
+    return same_rank(eqn.invars, inner.in_avals) - num_carry, num_carry
 
 
 _NESTED = {"jit": _jit, "pjit": _jit, "scan": _scan}

@@ -21,6 +21,7 @@ from jax import export
 from jax.extend import core
 
 from jaxrl_scale.errors import RunError
+from jaxrl_scale.learning.products import scan_counts
 from jaxrl_scale.types import Algorithm, Array, Box, EnvSpec, PyTree
 
 
@@ -239,7 +240,7 @@ class _Reader:
         if name in _CALLS:
             return self.read(how.get("jaxpr") or how["call_jaxpr"], inputs)
         if name == "scan" and how["length"] == 1:
-            return self._only_step(how, inputs)
+            return self._only_step(eqn, inputs)
         if name in _SAME:
             return inputs
         named = [x.name for x in inputs if x.name]
@@ -258,12 +259,12 @@ class _Reader:
         aval = eqn.outvars[0].aval
         return [rule(self, name, inputs, leads, shape, np.dtype(aval.dtype), how)]
 
-    def _only_step(self, how: dict[str, Any], inputs: list[Value]) -> list[Value]:
+    def _only_step(self, eqn: Any, inputs: list[Value]) -> list[Value]:
         """What a loop of one round returns."""
-        before = how["num_consts"] + how["num_carry"]
+        before = sum(scan_counts(eqn))
         # The axis of the rounds, of length 1, is dropped already where it precedes the batch.
         first = [self.reshaped(x, x.shape[1:]) if x.shape[0] == 1 else x for x in inputs[before:]]
-        return self.read(how["jaxpr"], [*inputs[:before], *first])
+        return self.read(eqn.params["jaxpr"], [*inputs[:before], *first])
 
     def add(
         self, kind: str, inputs: Sequence[Value], shape: Shape, dtype: np.dtype[Any], **how: Any
