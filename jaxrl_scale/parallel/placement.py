@@ -46,8 +46,8 @@ def wide_vectors() -> dict[str, Any]:
     """The option of XLA that lets it use vectors of 512 bits where a processor has them.
 
     By itself it prefers 256 on any CPU. On an AMD EPYC (Zen 5, jaxlib 0.10.2) PPO with 1,024
-    environments is 1.18 times as fast with 512, and 1.08 times with 64. A choice of the user's in
-    XLA_FLAGS stands.
+    environments is 1.18 times as fast with 512, and 1.08 times with 64; on a Zen 4, which has no
+    wider units, 1.03 to 1.07 times. A choice of the user's in XLA_FLAGS stands.
     """
     option = "xla_cpu_prefer_vector_width"
     return {} if f"--{option}=" in os.environ.get("XLA_FLAGS", "") else {option: 512}
