@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+import types
 
 import jax
 import numpy as np
@@ -49,6 +50,16 @@ def test_a_variable_of_jax_without_a_valid_value_is_an_error_of_one_line(world):
     assert '"maybe"' in done.err
     assert "JAX_DEFAULT_MATMUL_PRECISION" in done.err
     assert not (world.folder / "run").exists()
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_on_a_gpu_sums_are_fast_and_kernels_those_of_the_last_compilation(deterministic):
+    """Unless it is asked for the fastest kernels. `test_gpu.py` has runs, where there is a GPU."""
+    gpu = types.SimpleNamespace(platform="gpu", process_index=0)
+    config = Config() if deterministic else Config(deterministic=False)
+    placed = backend.place(config, [gpu])
+    assert placed.compiler_options["xla_gpu_deterministic_ops"] is deterministic
+    assert placed.reduction == "fast"
 
 
 def test_a_program_that_needs_more_memory_than_there_is_is_not_run():

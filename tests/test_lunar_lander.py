@@ -896,3 +896,26 @@ def test_the_end_of_an_edge_that_pokes_into_a_box_pushes_its_side():
     np.testing.assert_allclose([found.normal.x, found.normal.y], [1, 0], atol=1e-6)
     np.testing.assert_allclose(found.gap, -0.01, atol=1e-6)
     assert not found.on_ground
+
+
+def test_rounds_that_only_a_gpu_makes_change_nothing(monkeypatch):
+    """There all rounds of a solver are made: after the last that was needed they leave every
+    environment as it is."""
+    keys = jax.random.split(jax.random.key(5), 64)
+
+    def flown():
+        jax.clear_caches()  # what was traced for the other kind of loop
+        state, _ = jax.jit(jax.vmap(PLAIN.reset))(keys)
+        step = jax.jit(jax.vmap(PLAIN.step))
+        for number in range(90):  # until most have landed, or crashed
+            action = jax.random.randint(jax.random.key(number), (64,), 0, 4)
+            state, seen = step(keys, state, action)
+        return seen.obs
+
+    early = flown()
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    made = []
+    loop = jax.lax.fori_loop
+    monkeypatch.setattr(jax.lax, "fori_loop", lambda *a, **k: made.append(a[1]) or loop(*a, **k))
+    np.testing.assert_allclose(early, flown(), rtol=0, atol=1e-3)
+    assert {20, 60, 4} <= {*made}
