@@ -3,7 +3,7 @@
     python -m jaxrl_scale.train --config configs/sac_pendulum.py
 
 Training takes 30,000 steps, about 20 seconds per agent on one core after compilation. The return in
-real Gymnasium is then about -147, and -152 for the worst of 8 agents (500 episodes each). The
+real Gymnasium is then about -146, and -153 for the worst of 8 agents (500 episodes each). The
 episodes that end after 10,000 steps have about -160 already. PPO (`pendulum.py`) ends at about -168
 after 500,000 steps.
 """

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from running import differing, run, runner_of, shared_runner, small, steps
 
+from jaxrl_scale.algos import sac
+from jaxrl_scale.config import Config
 from jaxrl_scale.loop import state as run_state
 from jaxrl_scale.parallel import backend, sums
 from jaxrl_scale.parallel.placement import Placement
@@ -33,6 +35,17 @@ CONFIGS = {
     ),
     "lunar lander": small(env="LunarLander-v3", rollout_length=96, iterations=3),
     "acrobot": small(env="Acrobot-v1"),
+    "pendulum, SAC": Config(
+        algo=sac.Config(
+            batch_size=512, updates_per_iteration=4, replay_size=4096, learning_starts=512
+        ),
+        env="Pendulum-v1",
+        activation="relu",
+        num_envs=64,
+        num_shards=8,
+        rollout_length=16,
+        iterations=2,
+    ),
 }
 
 SLOW = ("lunar lander", "acrobot")

@@ -69,6 +69,17 @@ def test_the_density_of_an_action_at_the_bound_is_right_and_has_a_gradient():
         assert float(slope) == pytest.approx(2 * np.sign(mean))
 
 
+def test_the_slope_of_the_hyperbolic_tangent_has_the_derivative_of_its_slow_twin():
+    x = np.concatenate([np.linspace(-4, 4, 81), [-30.0, 30.0]])
+    value, derivative = jax.vmap(jax.value_and_grad(networks.log_slope))(jnp.float32(x))
+
+    def twin(x):
+        return math.log(4) - 2 * np.logaddexp(x, -x)
+
+    np.testing.assert_allclose(value, twin(x), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(derivative, (twin(x + 1e-6) - twin(x - 1e-6)) / 2e-6, atol=1e-6)
+
+
 def test_a_deviation_stays_within_its_bounds():
     for given, kept in ((-30.0, -20.0), (5.0, 2.0)):
         _, log_prob = networks.squashed(jnp.asarray([0.0, given]), jnp.zeros(1))

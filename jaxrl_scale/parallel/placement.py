@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.mlir.passmanager import PassManager
 from rich.filesize import decimal
 
 from jaxrl_scale.errors import TAKE_LESS, RunError
@@ -51,6 +52,19 @@ def wide_vectors() -> dict[str, Any]:
     """
     option = "xla_cpu_prefer_vector_width"
     return {} if f"--{option}=" in os.environ.get("XLA_FLAGS", "") else {option: 512}
+
+
+def merge_equal(lowered: jax.stages.Lowered) -> None:
+    """Merge the equal operations of a traced program.
+
+    XLA does so, too, but in a program for several devices before it simplifies, and in one for a
+    single device after that. What it simplifies depends on how often a result is used, so that the
+    kernels of a shard would not be the same in both, nor which products in them become fused
+    multiply-adds (tests/test_kernels.py).
+    """
+    program: Any = lowered.compiler_ir()
+    with program.context:
+        PassManager.parse("builtin.module(inline,cse)").run(program.operation)
 
 
 @dataclass(frozen=True)
@@ -229,6 +243,8 @@ class Placement:
 
         def trace() -> Compile:
             lowered = f.lower(*args)
+            if self.on_cpus:
+                merge_equal(lowered)
             return lambda: lowered.compile(compiler_options=options)
 
         if not self.find or not name:

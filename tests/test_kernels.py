@@ -1,0 +1,61 @@
+"""What XLA makes of a shard's computation does not depend on how many devices there are.
+
+Runs with the same bits show it for their numbers; here the kernels themselves are compared.
+"""
+
+from pathlib import Path
+
+import algorithms
+import jax
+import jax.numpy as jnp
+import kernels
+import pytest
+from running import runner_of
+
+from jaxrl_scale.config import files
+from jaxrl_scale.learning import networks
+from jaxrl_scale.parallel import placement
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+TASKS = ("cartpole", "acrobot", "mountain_car", "pendulum")
+NAMES = sorted(path.stem for path in CONFIGS.glob("*.py") if path.stem.endswith(TASKS))
+
+
+def of(config, devices):
+    program = runner_of(config.replace(devices=devices))._compiled_steps.as_text()
+    found = kernels.rounding(program, config.num_shards)
+    assert sum(found.values()) > 10
+    return found
+
+
+def test_kernels_are_the_same_on_one_device_and_on_two_because_equal_operations_are_merged(
+    monkeypatch,
+):
+    """XLA itself merges those of a program for two devices before it simplifies, and of a program
+    for one device later. Seen with a derivative that is used no longer."""
+
+    def log_slope(x):
+        return 2 * (jnp.log(2.0) - x - jax.nn.softplus(-2 * x))
+
+    monkeypatch.setattr(networks, "log_slope", log_slope)
+    config = files.read_file(CONFIGS / "sac_pendulum.py")
+    two = of(config, 2)
+    assert of(config, 1) == two
+    monkeypatch.setattr(placement, "merge_equal", lambda lowered: None)
+    assert of(config, 1) != two
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", algorithms.NAMES)
+def test_kernels_of_every_algorithm_are_the_same_on_1_2_and_8_devices(name):
+    config = algorithms.everything(name)
+    one = of(config, 1)
+    assert of(config, 2) == one
+    assert of(config, 8) == one
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_kernels_of_shipped_configs_are_the_same_on_1_and_2_devices(name):
+    config = files.read_file(CONFIGS / f"{name}.py")
+    assert of(config, 2) == of(config, 1)
