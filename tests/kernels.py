@@ -5,27 +5,30 @@ from __future__ import annotations
 import re
 from collections import Counter
 
+_LOOP = re.compile(r" while\(.*body=%([\w.-]+)")
+_FUSION = re.compile(r" fusion\(.*kind=(?!kCustom).*calls=%([\w.-]+)")
+_MATRICES = re.compile(r" dot\(|kind=kCustom")  # a library's kernels are kCustom
+_PRODUCT = re.compile(r"f\d+\[.* multiply\(")
+_SUM = re.compile(r"f\d+\[.* (add|subtract|reduce)\(")
 _ASIDE = r", (metadata=\{[^}]*\}|backend_config=.*|(calls|to_apply)=[^,]+)|/\*index=\d+\*/"
 
 
 def rounding(program: str, num_shards: int) -> Counter[str]:
     """In XLA's text of a program, the kernels in which a product can become a fused multiply-add,
-    of all loops with matrix products in them, which are those over shards.
+    of all loops with matrix products in them, which are those over shards, and of the loops inside.
 
     Each is the list of its instructions. Left out is what does not change how it rounds: names, the
     order of its inputs, and how many of ``num_shards`` shards a device holds.
     """
     computations = _computations(program)
-    bodies = set(re.findall(r" while\(.*body=%([\w.-]+)", program))
-    products = re.compile(r" dot\(|kind=kCustom")  # a library's kernels are kCustom
-    loops = [lines for name in bodies if products.search("\n".join(lines := computations[name]))]
-    fusion = re.compile(r" fusion\(.*kind=(?!kCustom).*calls=%([\w.-]+)")
-    called = [fusion.search(line) for lines in loops for line in lines]
-    kernels = [_anonymous(computations[found[1]], num_shards) for found in called if found]
-    return Counter(x for x in kernels if re.search(r"f\d+\[.* multiply\(", x) and _SUM.search(x))
-
-
-_SUM = re.compile(r"f\d+\[.* (add|subtract|reduce)\(")
+    loops = set(_LOOP.findall(program))
+    found = [name for name in loops if _MATRICES.search("\n".join(computations[name]))]
+    for name in found:  # which grows meanwhile
+        inside = _LOOP.findall("\n".join(computations[name]))
+        found += [loop for loop in inside if loop not in found]
+    called = [_FUSION.search(line) for name in found for line in computations[name]]
+    kernels = [_anonymous(computations[fusion[1]], num_shards) for fusion in called if fusion]
+    return Counter(x for x in kernels if _PRODUCT.search(x) and _SUM.search(x))
 
 
 def _computations(program: str) -> dict[str, list[str]]:

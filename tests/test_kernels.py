@@ -1,4 +1,4 @@
-"""What XLA makes of a shard's computation does not depend on how many devices there are.
+"""What XLA makes of a shard's computation is the same on one device and on two.
 
 Runs with the same bits show it for their numbers; here the kernels themselves are compared.
 """
@@ -47,11 +47,10 @@ def test_kernels_are_the_same_on_one_device_and_on_two_because_equal_operations_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", algorithms.NAMES)
-def test_kernels_of_every_algorithm_are_the_same_on_1_2_and_8_devices(name):
+def test_kernels_of_every_algorithm_are_the_same_on_1_and_2_devices(name):
+    """On 8, each with one shard, jaxlib 0.10.2 hands parameters to some of them in other pieces."""
     config = algorithms.everything(name)
-    one = of(config, 1)
-    assert of(config, 2) == one
-    assert of(config, 8) == one
+    assert of(config, 2) == of(config, 1)
 
 
 @pytest.mark.slow
