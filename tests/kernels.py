@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 
+import collectives
+
 _LOOP = re.compile(r" while\(.*body=%([\w.-]+)")
 _FUSION = re.compile(r" fusion\(.*kind=(?!kCustom).*calls=%([\w.-]+)")
 _MATRICES = re.compile(r" dot\(|kind=kCustom")  # a library's kernels are kCustom
@@ -20,7 +22,7 @@ def rounding(program: str, num_shards: int) -> Counter[str]:
     Each is the list of its instructions. Left out is what does not change how it rounds: names, the
     order of its inputs, and how many of ``num_shards`` shards a device holds.
     """
-    computations = _computations(program)
+    computations = collectives.computations(program)
     loops = set(_LOOP.findall(program))
     found = [name for name in loops if _MATRICES.search("\n".join(computations[name]))]
     for name in found:  # which grows meanwhile
@@ -29,17 +31,6 @@ def rounding(program: str, num_shards: int) -> Counter[str]:
     called = [_FUSION.search(line) for name in found for line in computations[name]]
     kernels = [_anonymous(computations[fusion[1]], num_shards) for fusion in called if fusion]
     return Counter(x for x in kernels if _PRODUCT.search(x) and _SUM.search(x))
-
-
-def _computations(program: str) -> dict[str, list[str]]:
-    """The lines of each, by its name."""
-    found: dict[str, list[str]] = {}
-    for line in program.splitlines():
-        if head := re.match(r"(?:ENTRY )?%([\w.-]+) \(.*\{$", line):
-            lines = found.setdefault(head[1], [])
-        elif line.startswith(" "):
-            lines.append(line)
-    return found
 
 
 def _anonymous(lines: list[str], num_shards: int) -> str:
