@@ -55,10 +55,11 @@ def returned_by(path: Path, kind: str, folder: Path, name: str, wanted: type, sa
     except RunError as error:
         raise RunError(f"{what}: {error}") from None
     except (Exception, SystemExit) as error:
-        hint = ""
-        if found := re.search(r"unexpected keyword argument '(\w+)'", str(error)):
-            hint = _nearest_field(found[1])
-        raise RunError(f"{what}{describe(error, str(path))}{hint}") from error
+        text = describe(error, str(path))
+        if found := re.search(r"unexpected keyword argument '(\w+)'", text):
+            if hint := _nearest_field(found[1]):
+                text = text[: found.end()] + hint  # in place of Python's own hint (from 3.13 on)
+        raise RunError(f"{what}{text}") from error
     if not callable(function):
         raise RunError(f"{what} has no function {name}()")
     if not isinstance(value, wanted):
