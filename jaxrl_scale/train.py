@@ -206,6 +206,10 @@ def loop(
         if start and not found:
             found = start[0], pieces.cut(start[1], runner.parts()), {}
         iteration, saved_state, counts = found or (0, None, {})
+        if iteration > last:
+            steps = iteration * config.steps_per_iteration
+            made = f"{iteration} iterations ({steps:,} steps)"
+            raise RunError(f"this run has made {made} and cannot go back to {last}")
         log.restore(iteration, counts)
         facts = runner.facts() | ({"init_from": begun.record} if begun.record else {})
         afresh = "no checkpoint is there: the run begins again" if resume and not found else None

@@ -80,15 +80,17 @@ def shared_runner(config):
     return shared[key]
 
 
-def begun(path, config, failed=()):
+def begun(path, config, failed=None):
     """The directory of a run that has saved its state before the first iteration. Nothing is
-    trained. Returns the state, canonical."""
+    trained. ``failed``: agents and when they failed. Returns the state, canonical."""
     path.mkdir()
     (path / "config.json").write_text(json.dumps(files.to_json(config)))
     placement = backend.place(config.replace(devices=1), jax.local_devices())
     runner = make_runner(config, envs.make(config.env, **config.env_kwargs), placement)
     state = runner.fetch(runner.init())
-    meta = {"progress": Progress(config.num_seeds).to_json() | {"failed": list(failed)}}
+    progress = Progress(config.num_seeds)
+    progress.failed |= failed or {}
+    meta = {"progress": progress.to_json()}
     saved = Checkpoints(path / "checkpoints", 1)
     saved.save(0, state, meta)
     saved.close()

@@ -22,6 +22,7 @@ import pytest
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.records import array_folder
 from jaxrl_scale.records.checkpoint import Checkpoints, kept, restore, restore_some
+from jaxrl_scale.records.run_directory import write_atomically
 from jaxrl_scale.types import Part, Span
 
 
@@ -851,3 +852,26 @@ def test_parts_that_do_not_name_every_leaf_of_the_state_are_refused(tmp_path):
     with pytest.raises(ValueError, match="does not have the leaves of the state"):
         save_together([tmp_path], 1, 1, renamed)
     assert names(tmp_path) == set()
+
+
+@pytest.mark.parametrize("what", ["write", "delete"])
+def test_processes_that_do_the_same_at_once_do_not_disturb_each_other(tmp_path, what):
+    """As those of one host do where the hosts do not share the directory."""
+    ready = threading.Barrier(4)
+
+    def at_once(_):
+        ready.wait()
+        if what == "write":
+            write_atomically(tmp_path / "file", b"the same" * 1000)
+        else:
+            array_folder.delete(tmp_path / "folder")
+
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(50):
+            (tmp_path / "folder").mkdir()
+            list(pool.map(at_once, range(4)))
+            if what == "delete":
+                assert not (tmp_path / "folder").exists()
+            else:
+                (tmp_path / "folder").rmdir()
+    assert [path.name for path in tmp_path.iterdir()] == ["file"] * (what == "write")

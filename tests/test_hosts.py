@@ -1,5 +1,6 @@
 """Runs of several processes: found, met, the same to the last bit, and never left waiting."""
 
+import asyncio
 import contextlib
 import json
 import os
@@ -428,6 +429,38 @@ def test_the_end_of_those_who_were_told_is_not_taken_for_a_loss(tmp_path, who):
         assert done.status == IO_ERROR
 
 
+UNHEARD = """
+sys.stderr = open("/dev/full", "w")
+link.barrier("all are here")
+if k == 0:
+    link.fail("the disk is full", 74)
+link.barrier("never")
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux only")
+def test_a_process_that_cannot_say_why_it_ends_ends_all_the_same(tmp_path):
+    """Its log may be on the disk that is full."""
+    assert {done.status for done in links_run(tmp_path, UNHEARD, 2).values()} == {IO_ERROR}
+
+
+def test_silence_counts_from_when_all_have_come(monkeypatch):
+    """The first may have waited for minutes, and has not sent anything meanwhile."""
+    link, lost = hosts.Hosts(Cluster(2, 0), heartbeat=2.0), []
+    link._heard = {1: time.monotonic() - 100}
+
+    async def note(*who):
+        lost.append(who)
+
+    async def watched():
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(link._watch(), 0.8)
+
+    monkeypatch.setattr(link, "_lost", note)
+    asyncio.run(watched())
+    assert lost == []
+
+
 POLICIES = """
 from pathlib import Path
 from jaxrl_scale.config import Config
@@ -832,7 +865,9 @@ def test_hosts_without_a_shared_folder_keep_their_own_parts(world, reference, pa
     assert all("part" not in name for name in parts[0])
     assert all("part" in name for name in parts[1])
     assert len(parts[0]) == len(parts[1])
-    all_well(world.run_ranks(2, "--resume", path, withins=withins))
+    all_well(world.run_ranks(2, "--resume", path, "--wandb_project=other", withins=withins))
+    configs = [json.loads((disk / "config.json").read_text()) for disk in disks]
+    assert configs[0] == configs[1]  # or the next resume would find two runs
     # The two disks together are the run.
     shutil.copytree(disks[1], path, dirs_exist_ok=True)
     shutil.copytree(disks[0], path, dirs_exist_ok=True)

@@ -407,6 +407,20 @@ def test_a_finished_run_goes_on_where_more_iterations_are_asked_for(tmp_path):
     assert longer.summary["iterations"] == 12
 
 
+def test_a_run_that_has_come_further_is_not_called_one_of_fewer_iterations(
+    tmp_path, counting, monkeypatch
+):
+    config = config_of(tmp_path / "run", algo=ppo.Config(lr_schedule="constant"))
+    monkeypatch.setattr(counting, "at", {7: terminate})
+    train(config)
+    monkeypatch.setattr(counting, "at", None)
+    before = (tmp_path / "run" / "config.json").read_bytes()
+    with pytest.raises(RunError, match=r"has made 7 iterations \([\d,]+ steps .* go back to 4$"):
+        train(config.replace(iterations=4), resume=tmp_path / "run")
+    assert (tmp_path / "run" / "config.json").read_bytes() == before
+    assert train(config.replace(iterations=7), resume=tmp_path / "run").summary["status"] == "done"
+
+
 @pytest.mark.usefixtures("counting")
 def test_the_config_of_a_run_that_is_resumed_cannot_change_its_result(tmp_path):
     config = config_of(tmp_path / "run", env_kwargs={})

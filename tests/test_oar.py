@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 PACE = 0.5  # seconds that an iteration takes longer
 LONG, LONGER = 60, 200  # iterations
-JOB = SMALL | {"wandb": "disabled", "checkpoint_every": 8}
+JOB = SMALL | {"wandb": "disabled", "checkpoint_every": 8, "target_return": 15}
 AGAIN = ("-t", "besteffort", "-t", "idempotent")
 
 # As a checkout has it, but slow.

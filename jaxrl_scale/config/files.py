@@ -56,9 +56,9 @@ def returned_by(path: Path, kind: str, folder: Path, name: str, wanted: type, sa
         raise RunError(f"{what}: {error}") from None
     except (Exception, SystemExit) as error:
         text = describe(error, str(path))
-        if found := re.search(r"unexpected keyword argument '(\w+)'", text):
-            if hint := _nearest_field(found[1]):
-                text = text[: found.end()] + hint  # in place of Python's own hint (from 3.13 on)
+        found = re.search(r"unexpected keyword argument '(\w+)'", text)
+        if found and (hint := _nearest_field(found[1])):
+            text = text[: found.end()] + hint  # in place of Python's own hint (from 3.13 on)
         raise RunError(f"{what}{text}") from error
     if not callable(function):
         raise RunError(f"{what} has no function {name}()")

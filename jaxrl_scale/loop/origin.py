@@ -121,7 +121,8 @@ def _read(
             f"{what} has {there} agents and this run {num_agents}; it should have {counts}"
         )
     if failed := meta["progress"]["failed"]:
-        raise RunError(f"{what}: the loss of agent {failed[0]} is not finite there")
+        first = min(map(int, failed))  # the keys of JSON are texts
+        raise RunError(f"{what}: the loss of agent {first} is not finite there")
     leaves = [np.broadcast_to(arrays[name], (num_agents, *x.shape)) for name, x in named.items()]
     record = {"run_dir": str(path), "iteration": iteration, "digest": array_folder.digest(arrays)}
     return jax.tree.unflatten(jax.tree.structure(wanted), leaves), record

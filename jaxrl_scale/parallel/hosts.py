@@ -394,6 +394,8 @@ class Hosts:
     async def _watch(self) -> None:
         """Send heartbeats, and listen for those of the others."""
         pause, before = min(1.0, self.heartbeat / 4), time.monotonic()
+        # Since they arrived, which may be minutes apart, they had nothing to say.
+        self._heard = dict.fromkeys(self._heard, before)
         while not self._closing:
             await self._tell({"beat": 1})
             await asyncio.sleep(pause)
@@ -436,7 +438,9 @@ class Hosts:
             self._before_end()
         k = failure.process
         by = "" if k is None or k == self.process_id else f"ended by {self.name(k)}: "
-        print(f"error: {self.name()}: {by}{failure.message}", file=sys.stderr, flush=True)
+        # A full disk or a closed pipe may be why it ends; the others wait for the end all the same.
+        with contextlib.suppress(OSError, ValueError):
+            print(f"error: {self.name()}: {by}{failure.message}", file=sys.stderr, flush=True)
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
         os._exit(failure.status)

@@ -29,7 +29,7 @@ import os
 import shutil
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -104,9 +104,9 @@ def delete(path: Path) -> None:
     renamed first, and what a kill leaves then is removed by `remove_leftovers`."""
     doomed = path.with_name(f"{path.name}.deleted")
     shutil.rmtree(doomed, ignore_errors=True)  # of an earlier time
-    if path.exists():
+    with suppress(FileNotFoundError):  # where there is none, or another process was quicker
         path.rename(doomed)
-        shutil.rmtree(doomed, ignore_errors=True)  # over NFS a reader may still hold its file
+    shutil.rmtree(doomed, ignore_errors=True)  # over NFS a reader may still hold its file
 
 
 def remove_leftovers(directory: Path, name: str = "*") -> None:

@@ -119,9 +119,9 @@ class Log:
         )
         for warning in filter(None, [run.warning, *warnings]):
             self.say(warning)
+        if resumed:  # in every process, as hosts may have directories of their own
+            run.write_json("config.json", to_json(config))
         if self._hosts.leader:
-            if resumed:
-                run.write_json("config.json", to_json(config))
             facts = {**facts, "name": run.name, "hosts": self._hosts.names}
             run.record_start(**facts, resumed_from=iteration)
             since = iteration if resumed else None

@@ -299,7 +299,7 @@ def write_json(path: Path, data: Any) -> None:
 def write_json_once(path: Path, data: Any) -> None:
     """As `write_json`, unless the file exists: of several processes that do this at the same time,
     one writes it."""
-    own = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    own = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     write_json(own, data)
     with io_errors(path):
         try:
@@ -326,8 +326,9 @@ def io_errors(path: Path) -> Iterator[None]:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Replace a file. A crash of the process or of the machine leaves the old file or the new."""
-    temporary = path.with_name(f".{path.name}.tmp")
+    """Replace a file. A crash of the process or of the machine leaves the old file or the new.
+    Of several processes that do this at the same time, one is the last."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         with open(temporary, "wb") as file:
             file.write(data)
