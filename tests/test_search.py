@@ -356,10 +356,24 @@ def test_a_curve_goes_on_where_it_stopped():
 
 
 def test_what_a_stopped_agent_is_judged_by():
-    """The means of the last two of six rows, where there are numbers."""
+    """The means of the last two of six rows, or the last number before them."""
     nan = np.nan
-    returns = np.array([[0, 0, 0, 0, 1, 2], [9, 9, 9, 9, nan, 5], [nan] * 6, [7.0] * 6])
-    assert results.late(returns, failed=[3]) == [1.5, 5.0, -np.inf, None]
+    returns = np.array(
+        [
+            *([0, 0, 0, 0, 1, 2], [9, 9, 9, 9, nan, 5], [nan, 3, 8, nan, nan, nan]),
+            *([nan] * 6, [7.0] * 6),
+        ]
+    )
+    assert results.late(returns, failed=[4]) == [1.5, 5.0, 8.0, -np.inf, None]
+
+
+def test_an_agent_whose_episode_goes_on_through_a_round_keeps_its_score():
+    first = [
+        Outcome(k, 7, 0, score, [], "round0", k) for k, score in enumerate((500.0, -np.inf, None))
+    ]
+    after = [one._replace(rung=1, score=-np.inf) for one in first]
+    whole = results.going_on(first, after)
+    assert [one.score for one in whole] == [500.0, -np.inf, -np.inf]
 
 
 def test_who_has_ended_no_episode_counts_as_the_worst_and_has_no_score_in_a_table():

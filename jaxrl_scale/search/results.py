@@ -50,7 +50,7 @@ def outcomes(chunks: Sequence[Chunk], folder: Path, rung: int = 0) -> list[Outco
     seeds.
 
     The score of an agent that was trained to its end is the mean return of the final evaluation.
-    That of any other is its mean return in the last third of its rows of metrics.
+    That of any other is its mean return `late` in its rows of metrics.
     """
     found = []
     for chunk in chunks:
@@ -73,25 +73,30 @@ def outcomes(chunks: Sequence[Chunk], folder: Path, rung: int = 0) -> list[Outco
 
 
 def late(returns: np.ndarray, failed: Sequence[int]) -> list[float | None]:
-    """Means over the numbers in the last third of ``returns [P, R]``; minus infinity for agents
-    that have ended no episode there, None for agents that failed."""
-    last = returns[:, -max(1, returns.shape[1] // 3) :]
-    known = np.isfinite(last)
-    means = np.where(known, last, 0).sum(1) / np.maximum(known.sum(1), 1)
-    means[~known.any(1)] = -np.inf
-    return [None if k in failed else float(x) for k, x in enumerate(means)]
+    """Means over the numbers in the last third of ``returns [P, R]``. An agent that has ended no
+    episode there, as one whose episodes are long because it plays well, has its last number before;
+    one that has ended none at all has minus infinity, and one that failed None."""
+    third = -max(1, returns.shape[1] // 3)
+
+    def score(of_agent: np.ndarray) -> float:
+        known = np.isfinite(of_agent)
+        recent = of_agent[third:][known[third:]]
+        return float(np.mean(recent if recent.size else [-np.inf, *of_agent[known]][-1]))
+
+    return [None if k in failed else score(of_agent) for k, of_agent in enumerate(returns)]
 
 
 def going_on(before: Sequence[Outcome], after: Sequence[Outcome]) -> list[Outcome]:
     """The outcomes ``before``, where those of the agents that went on are those ``after``, with
-    curves that go on, too."""
+    curves that go on, too. An agent that has ended no episode since then keeps its score."""
     of_agent = {(one.setting, one.seed): one for one in before}
     for one in after:
         agent = one.setting, one.seed
-        curve = of_agent[agent].curve if agent in of_agent else []
-        first = _steps(curve)
+        earlier = of_agent.get(agent, one._replace(curve=[]))
+        first = _steps(earlier.curve)
         rest = [(first + steps, value) for steps, value in one.curve]
-        of_agent[agent] = one._replace(curve=[*curve, *rest])
+        score = earlier.score if one.score == -np.inf and earlier.score is not None else one.score
+        of_agent[agent] = one._replace(curve=[*earlier.curve, *rest], score=score)
     return list(of_agent.values())
 
 

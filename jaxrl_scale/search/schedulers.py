@@ -55,10 +55,10 @@ def train_rungs(
         chunks = plan.chunks(rung, parts)
         if not train_all(chunks, Start(before) if rung else None):
             return None
-        now = results.outcomes(chunks, folder, rung)
-        found = results.going_on(found, now)
+        found = results.going_on(found, results.outcomes(chunks, folder, rung))
         if rung < last:
-            kept, of = rungs.surviving(now, factor), sum(map(len, parts))
+            compared = [one for one in found if one.rung == rung]
+            kept, of = rungs.surviving(compared, factor), sum(map(len, parts))
             print(f"rung {rung + 1} of {last}: {len(kept)} of {of} settings go on", flush=True)
             before, parts = chunks, _side_by_side(folder / f"rung{rung + 1}.json", plan, kept)
     return Trained(found, list(settings), [[setting] for setting in settings])
@@ -165,7 +165,7 @@ def train_population(
         found = results.going_on(population.inherited(found, parents) if k else [], now)
         if until < last:
             rng = np.random.default_rng([seed, k])
-            parents = population.exploited([one.score for one in now], rng)
+            parents = population.exploited([one.score for one in found], rng)
             settings = [
                 settings[mine]
                 if parent == mine
