@@ -56,7 +56,7 @@ def _command(argv: list[str]) -> int:
     for name, data in made.items():
         replace_file(out / name, data)
     if left_out:
-        print(f"only StableHLO was written: {left_out}", file=sys.stderr)
+        print(left_out, file=sys.stderr)
     print(f"wrote {', '.join(made)} into {short(out)}")
     return 0
 
@@ -115,13 +115,16 @@ def forms(agent: Agent, title: str, onnx: bool) -> tuple[dict[str, bytes], str]:
     try:
         listed = program.trace(algo, actor, spec)
     except program.NotListed as why:
-        return made, str(why)
+        return made, f"only StableHLO was written: {why}"
     weights = io.BytesIO()
     np.savez(weights, allow_pickle=False, **listed.weights)
     made["policy.npz"] = weights.getvalue()
     made["policy.py"] = numpy_text.write(listed, title).encode()
     if onnx:
-        made["policy.onnx"] = onnx_graph.write(listed, title)
+        try:
+            made["policy.onnx"] = onnx_graph.write(listed, title)
+        except program.NotListed as why:
+            return made, f"policy.onnx was not written: {why}"
     return made, ""
 
 

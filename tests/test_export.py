@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import io
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from jaxrl_scale import algos, export
 from jaxrl_scale.config import Config
 from jaxrl_scale.loop.agent import Agent, load
 from jaxrl_scale.parallel.sums import local_pool
+from jaxrl_scale.portable import numpy_text, onnx_graph, program
 from jaxrl_scale.types import Box, Discrete, EnvSpec
 
 VECTOR = EnvSpec("Vector", (4,), Discrete(5))
@@ -57,6 +59,7 @@ CASES = {
     "impoola": Case("impala", {}, images(8, WIDE), {"network": "impoola"}),
     "own": Case("ppo", {}, VECTOR, {"network": "test_export:Attentive"}),
     "own of one number": Case("a2c", {}, NUMBER, {"network": "test_export:Scaled"}),
+    "own of integers": Case("a2c", {}, images(6, WIDE), {"network": "test_export:Bits"}),
     "own for images": Case("a2c", {}, images(6, WIDE), {"network": "test_export:Strided"}),
 }
 FORMS = ("numpy", "stablehlo", "onnx")
@@ -105,6 +108,34 @@ class Unlisted(Attentive):
     def __call__(self, obs):
         x = jax.lax.sort(obs)
         return nn.Dense(self.policy_size)(x), nn.Dense(1)(x)[..., 0]
+
+
+class Halved(Attentive):
+    """One that computes in a dtype of which NumPy knows nothing."""
+
+    @nn.compact
+    def __call__(self, obs):
+        x = nn.tanh(nn.Dense(16, dtype=jnp.bfloat16)(obs)).astype(jnp.float32)
+        return nn.Dense(self.policy_size)(x), nn.Dense(1)(x)[..., 0]
+
+
+class Bits(Attentive):
+    """One that computes with integers."""
+
+    def bits(self, obs):
+        return jnp.concatenate([obs // 64 * 4, ~obs & 15], -1)
+
+    @nn.compact
+    def __call__(self, obs):
+        x = self.bits(obs).reshape(*obs.shape[:-3], -1) / 16.0
+        return nn.Dense(self.policy_size)(x), nn.Dense(1)(x)[..., 0]
+
+
+class Negated(Bits):
+    """One that ONNX has no operation for."""
+
+    def bits(self, obs):
+        return -obs
 
 
 class Environment:
@@ -180,8 +211,8 @@ def caller(form, found):
     if form == "numpy":
         return lambda **inputs: found.policy.network(**inputs)
     if form == "stablehlo":
-        program = jax.export.deserialize(bytearray(found.files["policy.stablehlo"]))
-        return lambda **inputs: program.call(**inputs)
+        stored = jax.export.deserialize(bytearray(found.files["policy.stablehlo"]))
+        return lambda **inputs: stored.call(**inputs)
     onnxruntime = pytest.importorskip("onnxruntime")
     session = onnxruntime.InferenceSession(found.files["policy.onnx"])
     names = [x.name for x in session.get_outputs()]
@@ -264,15 +295,134 @@ def test_the_text_is_short_enough_to_read(folder):
         assert len(lines) < 100, name
 
 
-def test_what_cannot_be_listed_is_written_as_stablehlo_alone():
-    case = CASES["own"]._replace(config={"network": "test_export:Unlisted"})
+@pytest.mark.parametrize(
+    ("network", "why"),
+    [
+        ("Unlisted", "the network's operation 'sort' cannot be exported"),
+        ("Halved", "NumPy has no bfloat16, with which the network computes"),
+    ],
+)
+def test_what_cannot_be_listed_is_written_as_stablehlo_alone(network, why):
+    case = CASES["own"]._replace(config={"network": f"test_export:{network}"})
     agent = agent_of(case)
     made, left_out = export.forms(agent, "A policy.", onnx=False)
     assert list(made) == ["policy.stablehlo"]
-    assert left_out == "the network's operation 'sort' cannot be exported"
+    assert left_out == f"only StableHLO was written: {why}"
     obs = observations(VECTOR, 100)
-    program = jax.export.deserialize(bytearray(made["policy.stablehlo"]))
-    assert (program.call(obs=obs)["action"] == agent.act(obs)).all()
+    stored = jax.export.deserialize(bytearray(made["policy.stablehlo"]))
+    assert (stored.call(obs=obs)["action"] == agent.act(obs)).all()
+
+
+def test_what_onnx_has_no_operation_for_is_written_without_it():
+    pytest.importorskip("onnx")
+    case = Case("a2c", {}, images(6, WIDE), {"network": "test_export:Negated"})
+    made, left_out = export.forms(agent_of(case), "A policy.", onnx=True)
+    assert list(made) == ["policy.stablehlo", "policy.npz", "policy.py"]
+    assert left_out == "policy.onnx was not written: ONNX's Neg takes no uint8"
+
+
+# --- integers -----------------------------------------------------------------------------------
+
+
+def divided(x, *by):
+    return jax.lax.div(x, jnp.broadcast_to(jnp.array(by, x.dtype), x.shape))
+
+
+def multiplied(x, dtype):
+    weights = jnp.arange(12).reshape(4, 3).astype(x.dtype)
+    numbers = (((1,), (0,)), ((), ()))
+    return jax.lax.dot_general(x, weights, numbers, preferred_element_type=dtype)
+
+
+OF_INTEGERS = {
+    "divided by a number": lambda x: divided(x, 7),
+    "divided by numbers": lambda x: divided(x, 1, 3, 64, 100),
+    "not": lambda x: ~x,
+    "and, or": lambda x: (x & 12) | 3,
+    "minus": lambda x: -x,
+    "wrapped around": lambda x: x * 3 + 100 - x * x,
+    "third power": lambda x: x**3,
+    "seventh power": lambda x: x**7,
+    "sum": lambda x: x.sum(-1) - 5,
+    "sum of the same dtype": lambda x: x.sum(-1, dtype=x.dtype),
+    "index": lambda x: ~jax.lax.argmax(x, 1, x.dtype),
+    "one of two numbers": lambda x: jnp.where(x > 9, x.dtype.type(100), x.dtype.type(50)) * 3,
+    "least and largest": lambda x: jnp.clip(x, 5, 50).max(-1) - jnp.abs(x).min(-1),
+    "product": lambda x: multiplied(x, x.dtype),
+    "wider product": lambda x: multiplied(x, jnp.int32),
+    "real power": lambda x: jax.lax.pow(x / jnp.float32(99.0), x & 3),
+    "real number": lambda x: ((x - 100.0) * 3.7).astype(x.dtype),
+    "narrower": lambda x: (x * 2).astype(jnp.int8),
+}
+NOT_IN_ONNX = {("minus", "uint8"), ("product", "uint8"), ("product", "int8")}
+
+
+class Plain(NamedTuple):
+    """An algorithm whose action is a function of the observation."""
+
+    function: object
+
+    def init_carry(self, number):
+        return ()
+
+    def act(self, actor, state, carry, obs, first, key, greedy):
+        return self.function(obs), carry, None
+
+
+def arrays_file(arrays):
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    return file.getvalue()
+
+
+def listed(function, dtype):
+    return program.trace(
+        Plain(function), {}, EnvSpec("Four", (4,), Discrete(2), observation_dtype=dtype)
+    )
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int32"])
+@pytest.mark.parametrize("name", OF_INTEGERS)
+@pytest.mark.parametrize("form", ["numpy", "onnx"])
+def test_integers_are_computed_as_by_jax(form, name, dtype, tmp_path):
+    """Bit for bit and in the same dtype: they are divided, wrap around and are widened alike."""
+    known = np.iinfo(dtype)
+    obs = np.random.default_rng(0).integers(known.min, known.max + 1, (500, 4), dtype)
+    function = OF_INTEGERS[name]
+    found = listed(function, dtype)
+    made = {"policy.npz": arrays_file(found.weights)}
+    made["policy.py"] = numpy_text.write(found, "A policy.").encode()
+    if form == "onnx":
+        pytest.importorskip("onnx")
+        if (name, dtype) in NOT_IN_ONNX:
+            with pytest.raises(program.NotListed, match=f"ONNX's (Neg|MatMul) takes no {dtype}"):
+                onnx_graph.write(found, "A policy.")
+            return
+        made["policy.onnx"] = onnx_graph.write(found, "A policy.")
+    call = caller(form, Exported(None, made, module_of(made, tmp_path / "policy")))
+    action, wanted = call(obs=obs)["action"], np.asarray(function(jnp.asarray(obs)))
+    assert action.dtype == wanted.dtype
+    if wanted.dtype == np.float32:
+        np.testing.assert_allclose(action, wanted, rtol=1e-6)
+    else:
+        np.testing.assert_array_equal(action, wanted)
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (lambda x: jax.lax.div(x, x), "integers can only be divided by constants"),
+        (lambda x: divided(x, 1, 2, 0, 3), "integers can only be divided by constants"),
+        (lambda x: divided(x, -1), "integers can only be divided by constants"),
+        (lambda x: jax.lax.select_n(x, x, x + 1), "a choice among arrays by a number"),
+        (lambda x: multiplied(1.0 * x, jnp.float16), "a product that is rounded to float16"),
+        (lambda x: x.astype(jnp.bfloat16) + 1, "NumPy has no bfloat16"),
+        (lambda x: (x.astype(jnp.int4) + 1).astype(jnp.int32), "NumPy has no int4"),
+    ],
+)
+def test_what_the_forms_would_compute_otherwise_is_refused(function, why):
+    with pytest.raises(program.NotListed, match=why):
+        listed(function, np.int32)
 
 
 # --- the command --------------------------------------------------------------------------------
@@ -283,7 +433,7 @@ def run(tmp_path_factory):
     """A run of two agents, of which the second has failed."""
     path = tmp_path_factory.mktemp("runs") / "walk"
     sizes = {"num_envs": 4, "num_shards": 1, "rollout_length": 512, "hidden_sizes": (8,)}
-    begun(path, Config(**sizes, num_seeds=2), failed=[1])
+    begun(path, Config(**sizes, num_seeds=2), failed={1: 12})
     return path
 
 

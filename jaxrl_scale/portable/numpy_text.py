@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -126,11 +127,14 @@ _FUNCTIONS = {
     **{"max": "np.maximum", "min": "np.minimum", "pow": "np.power"},
     **{"not": "np.logical_not", "logistic": "sigmoid"},
 }
-_REDUCTIONS = {"reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min", "argmax": "argmax"}
+_REDUCTIONS = {"reduce_sum": "sum", "reduce_max": "max", "reduce_min": "min"}
 
 
 def _expression(op: Operation, inputs: list[_Text]) -> _Text:
+    inputs = _typed(op, inputs)
     kind, plain = op.kind, [x.text for x in inputs]
+    if op.output.whole and kind in _OF_INTEGERS:
+        return _OF_INTEGERS[kind](op, inputs)
     if kind in _SIGNS:
         sign, binds = _SIGNS[kind]
         left, right = inputs
@@ -139,10 +143,25 @@ def _expression(op: Operation, inputs: list[_Text]) -> _Text:
     if kind in _FUNCTIONS:
         return _Text(f"{_FUNCTIONS[kind]}({', '.join(plain)})")
     if kind in _REDUCTIONS:
-        axes = op.how["axes"]
-        axis = axes[0] if len(axes) == 1 else axes
-        return _Text(f"{inputs[0].within(0)}.{_REDUCTIONS[kind]}({axis})")
+        return _Text(f"{inputs[0].within(0)}.{_REDUCTIONS[kind]}({_axis(op)})")
     return _OTHERS[kind](op, inputs)
+
+
+def _typed(op: Operation, inputs: list[_Text]) -> list[_Text]:
+    """With the dtype of plain numbers where no array beside them decides it."""
+    dtype = op.output.dtype
+    alike = [x for x in op.inputs if x.dtype == dtype]
+    if dtype.kind == "b" or not all(x.array is not None and not x.name for x in alike):
+        return inputs
+    return [
+        _Text(f"np.{dtype}({text.text})") if x in alike else text
+        for x, text in zip(op.inputs, inputs, strict=True)
+    ]
+
+
+def _axis(op: Operation) -> Any:
+    axes = op.how["axes"]
+    return axes[0] if len(axes) == 1 else axes
 
 
 def _shape(shape: tuple[int | None, ...]) -> str:
@@ -173,6 +192,31 @@ def _conv(op: Operation, inputs: list[_Text]) -> _Text:
     return _Text(f"conv({x}, {kernel}, {op.how['strides']}, {op.how['padding']})")
 
 
+def _quotient(op: Operation, inputs: list[_Text]) -> _Text:
+    x, y = inputs
+    if op.output.dtype.kind == "u":
+        return _Text(f"{x.within(2)} // {y.within(1)}", 2)
+    return _Text(f"quotient({x.text}, {y.text})")
+
+
+def _conversion(op: Operation, inputs: list[_Text]) -> _Text:
+    if op.inputs[0].dtype.kind == "f":
+        return _Text(f"whole({inputs[0].text}, np.{op.output.dtype})")
+    return _OTHERS[op.kind](op, inputs)
+
+
+# NumPy widens sums and indices of integers, and JAX does not.
+_OF_INTEGERS: dict[str, Callable[[Operation, list[_Text]], _Text]] = {
+    "div": _quotient,
+    "not": lambda op, x: _Text(f"np.invert({x[0].text})"),
+    "convert_element_type": _conversion,
+    "reduce_sum": lambda op, x: _Text(
+        f"{x[0].within(0)}.sum({_axis(op)}, dtype=np.{op.output.dtype})"
+    ),
+    "argmax": lambda op, x: _Text(
+        f"{x[0].within(0)}.argmax({_axis(op)}).astype(np.{op.output.dtype})"
+    ),
+}
 _OTHERS: dict[str, Callable[[Operation, list[_Text]], _Text]] = {
     "rsqrt": lambda op, x: _Text(f"1 / np.sqrt({x[0].text})", 2),
     "neg": lambda op, x: _Text(f"-{x[0].within(0)}", 2),
@@ -266,6 +310,17 @@ def conv(images, kernel, strides, padding):
     seen = np.lib.stride_tricks.sliding_window_view(images, kernel.shape[:2], (1, 2))
     seen = seen[:, :: strides[0], :: strides[1]]  # [B, height, width, channels, rows, columns]
     return np.tensordot(seen, kernel, ((4, 5, 3), (0, 1, 2)))
+''',
+    "quotient": '''\
+def quotient(x, y):
+    """Integers divided and rounded toward 0, where // rounds down."""
+    return (x - np.fmod(x, y)) // y
+''',
+    "whole": '''\
+def whole(x, dtype):
+    """Numbers rounded toward 0; those beyond the integers of the dtype become its last ones."""
+    known = np.iinfo(dtype)
+    return np.clip(x.astype(np.float64), known.min, known.max).astype(dtype)
 ''',
     "sigmoid": '''\
 def sigmoid(x):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import re
 from typing import Any
 
 import numpy as np
 
 from jaxrl_scale.errors import RunError
-from jaxrl_scale.portable.program import Operation, Program, Value
+from jaxrl_scale.portable.program import NotListed, Operation, Program, Value
 
 _OPSET = 18
 """Of ONNX 1.13, early in 2023, which today's runtimes know."""
@@ -25,7 +27,7 @@ def check_installed() -> None:
 
 def write(program: Program, title: str) -> bytes:
     """The graph as a file. Its inputs and outputs are those of the program, where the next memory
-    is called ``next_memory``.
+    is called ``next_memory``. Raises `NotListed` if ONNX lacks an operation for its dtype.
 
     Args:
       title: what the policy is, in a line.
@@ -46,7 +48,13 @@ def write(program: Program, title: str) -> bytes:
     model = onnx.helper.make_model(
         made, opset_imports=opsets, ir_version=8, producer_name="jaxrl_scale", doc_string=title
     )
-    onnx.checker.check_model(model, full_check=True)
+    try:
+        onnx.checker.check_model(model, full_check=True)
+    except onnx.shape_inference.InferenceError as error:
+        lacking = re.search(r"op_type:(\w+).*unsupported type: tensor\((\w+)\)", str(error))
+        if lacking is None:
+            raise
+        raise NotListed("ONNX's {} takes no {}".format(*lacking.groups())) from error
     return bytes(model.SerializeToString())
 
 
@@ -66,6 +74,8 @@ _NAMES = {
     **{"matmul": "MatMul"},
 }
 """Operations that ONNX has under another name."""
+_OF_BITS = {"and": "BitwiseAnd", "or": "BitwiseOr", "not": "BitwiseNot"}
+"""Those of integers, where it has two."""
 
 
 class _Graph:
@@ -104,8 +114,9 @@ class _Graph:
     def write(self, op: Operation) -> None:
         """Add the nodes of one operation."""
         inputs = [self.name(x) for x in op.inputs]
-        if op.kind in _NAMES:
-            made = self.node(_NAMES[op.kind], inputs)
+        names = _NAMES | _OF_BITS if op.output.whole else _NAMES
+        if op.kind in names:
+            made = self.node(names[op.kind], inputs)
         else:
             made = getattr(self, f"_{op.kind}")(op, *inputs)
         self._names[op.output] = made
@@ -122,6 +133,11 @@ class _Graph:
         return self.node("Reciprocal", [self.node("Sqrt", [x])])
 
     def _integer_pow(self, op: Operation, x: str) -> str:
+        if op.output.whole and op.how["power"] > 0:
+            # Runtimes compute Pow in floating point, where products of integers wrap around.
+            return functools.reduce(
+                lambda made, _: self.node("Mul", [made, x]), range(op.how["power"] - 1), x
+            )
         return self.node("Pow", [x, self.constant(np.array(op.how["power"], op.output.dtype))])
 
     def _select_n(self, op: Operation, which: str, if_not: str, if_so: str) -> str:
@@ -131,9 +147,17 @@ class _Graph:
         return self.node("Min", [self.node("Max", [x, low]), high])
 
     def _convert_element_type(self, op: Operation, x: str) -> str:
+        if op.output.whole and op.inputs[0].dtype.kind == "f":
+            # What becomes of numbers beyond the integers of the dtype is left open by ONNX.
+            known = np.iinfo(op.output.dtype)
+            ends = [self.constant(np.array(n, np.float64)) for n in (known.min, known.max)]
+            x = self.node("Clip", [self.cast(x, np.dtype(np.float64)), *ends])
+        return self.cast(x, op.output.dtype)
+
+    def cast(self, x: str, dtype: np.dtype[Any]) -> str:
         import onnx
 
-        return self.node("Cast", [x], to=onnx.helper.np_dtype_to_tensor_dtype(op.output.dtype))
+        return self.node("Cast", [x], to=onnx.helper.np_dtype_to_tensor_dtype(dtype))
 
     def _reshape(self, op: Operation, x: str) -> str:
         return self.node("Reshape", [x, self._sizes(op)])
@@ -155,7 +179,12 @@ class _Graph:
         return self.node("Concat", list(inputs), axis=op.how["axis"])
 
     def _reduce_sum(self, op: Operation, x: str) -> str:
-        return self.node("ReduceSum", [x, self.whole(op.how["axes"])], keepdims=0)
+        axes = self.whole(op.how["axes"])
+        if not op.output.whole:
+            return self.node("ReduceSum", [x, axes], keepdims=0)
+        # In int64: runtimes lack sums of some others, and that of int32 need not wrap around.
+        made = self.node("ReduceSum", [self.cast(x, np.dtype(np.int64)), axes], keepdims=0)
+        return self.cast(made, op.output.dtype)
 
     def _reduce_max(self, op: Operation, x: str) -> str:
         return self.node("ReduceMax", [x, self.whole(op.how["axes"])], keepdims=0)
@@ -165,7 +194,7 @@ class _Graph:
 
     def _argmax(self, op: Operation, x: str) -> str:
         made = self.node("ArgMax", [x], axis=op.how["axes"][0], keepdims=0)
-        return self._convert_element_type(op, made)
+        return self.cast(made, op.output.dtype)
 
     def _slice(self, op: Operation, x: str) -> str:
         spans = [(axis, *span) for axis, span in enumerate(op.how["spans"]) if span]

@@ -26,7 +26,7 @@ from jaxrl_scale.types import Algorithm, Array, Box, EnvSpec, PyTree
 
 
 class NotListed(RunError):
-    """The network has an operation that the list has no word for."""
+    """The network has an operation or a dtype that the list, or a form, has no word for."""
 
 
 Shape = tuple[int | None, ...]
@@ -41,6 +41,11 @@ class Value:
     dtype: np.dtype[Any]
     name: str = ""  # of an input, and of a constant that is no plain number
     array: np.ndarray | None = None  # of a constant
+
+    @property
+    def whole(self) -> bool:
+        """Whether these are integers, for which some operations are written in another way."""
+        return self.dtype.kind in "iu"
 
 
 class Operation(NamedTuple):
@@ -125,9 +130,6 @@ def stablehlo(algo: Algorithm, actor: PyTree, spec: EnvSpec) -> bytes:
 def trace(algo: Algorithm, actor: PyTree, spec: EnvSpec) -> Program:
     """The program of one agent's ``actor``. Raises `NotListed`."""
     act, structs = acting(algo, actor, spec)
-    kind = jnp.dtype(spec.observation_dtype).name
-    if not hasattr(np, kind):
-        raise NotListed(f"NumPy has no {kind}, which the observations are")
     closed, out = jax.make_jaxpr(lambda actor, inputs: act(actor, **inputs), return_shape=True)(
         actor, structs
     )
@@ -143,8 +145,17 @@ def trace(algo: Algorithm, actor: PyTree, spec: EnvSpec) -> Program:
         outputs["scores"] = best.inputs[0]
     operations = _needed(_without_broadcasts(reader.operations, outputs), outputs.values())
     program = Program(inputs, operations, outputs)
+    _check_dtypes(program)
     _name_apart(program)
     return program
+
+
+def _check_dtypes(program: Program) -> None:
+    """Raise `NotListed` if NumPy lacks the dtype of a value, as it lacks bfloat16."""
+    values = [x for op in program.operations for x in (*op.inputs, op.output)]
+    for x in (*program.inputs.values(), *values):
+        if not hasattr(np, x.dtype.name):
+            raise NotListed(f"NumPy has no {x.dtype.name}, with which the network computes")
 
 
 def _name(path: Any) -> str:
@@ -285,6 +296,14 @@ class _Reader:
             return _constant(x.array.reshape([n for n in shape if n is not None]), x.name)
         return self.add("reshape", [x], shape, x.dtype)
 
+    def converted(self, x: Value, dtype: np.dtype[Any]) -> Value:
+        """In a dtype that can hold it, where JAX mixes dtypes within one operation."""
+        if x.dtype == dtype:
+            return x
+        if x.array is not None:
+            return _constant(x.array.astype(dtype), x.name)
+        return self.add("convert_element_type", [x], x.shape, dtype)
+
     def aligned(self, x: Value) -> Value:
         """Weights without leading axes of length 1, which broadcasting adds."""
         if None in x.shape or len(x.shape) < 2 or x.shape[0] != 1:
@@ -351,15 +370,28 @@ def _elementwise(
         inputs = [reader.aligned(x) for x in inputs]
     if name == "convert_element_type" and inputs[0].dtype == dtype:
         return inputs[0]
+    if name == "pow":  # an exponent may be an integer
+        inputs = [reader.converted(x, dtype) for x in inputs]
+    if name == "div" and dtype.kind in "iu":
+        _check_divisor(reader, inputs[1])
     if name == "select_n":
-        if len(inputs) != 3:
-            raise NotListed("a choice among more than two arrays cannot be exported")
+        if len(inputs) != 3 or inputs[0].dtype != bool:
+            raise NotListed("a choice among arrays by a number cannot be exported")
         which, if_not, if_so = inputs
         made = reader.made_by(which)
         if made and made.kind == "ge" and made.inputs == (if_so, if_not):
             return reader.add("max", [if_so, if_not], _canonical(shape), dtype)
     more = {"power": how["y"]} if name == "integer_pow" else {}
     return reader.add(name, inputs, _canonical(shape), dtype, **more)
+
+
+def _check_divisor(reader: _Reader, y: Value) -> None:
+    """Raise `NotListed` unless every form divides integers by ``y`` as XLA does. By 0, and the
+    least integer by -1, they differ: some even end the process."""
+    made = reader.made_by(y)
+    y = made.inputs[0] if made and made.kind == "broadcast" else y
+    if y.array is None or np.isin(y.array, (0, -1)).any():
+        raise NotListed("integers can only be divided by constants other than 0 and -1")
 
 
 def _reshape(
@@ -398,7 +430,14 @@ def _product(
     plain = len(w.shape) == 2 and None not in w.shape and of_w == (0,) and batched == ((), ())
     if not plain or of_x != (len(x.shape) + dropped - 1,):
         raise NotListed("only products of features with a matrix of weights can be exported")
-    return reader.add("matmul", inputs, _canonical(shape), dtype)
+    return reader.add("matmul", _factors(reader, inputs, dtype), _canonical(shape), dtype)
+
+
+def _factors(reader: _Reader, inputs: list[Value], dtype: Any) -> list[Value]:
+    """In the dtype of their product, which may be wider."""
+    if not all(np.can_cast(x.dtype, dtype) for x in inputs):
+        raise NotListed(f"a product that is rounded to {dtype} cannot be exported")
+    return [reader.converted(x, dtype) for x in inputs]
 
 
 def _convolution(
@@ -410,6 +449,7 @@ def _convolution(
     if not of_images or dilated or how["feature_group_count"] * how["batch_group_count"] != 1:
         raise NotListed("only plain convolutions of images [height, width, channels] are exported")
     strides, padding = tuple(how["window_strides"]), tuple(map(tuple, how["padding"]))
+    inputs = _factors(reader, inputs, dtype)
     return reader.add("conv", inputs, _canonical(shape), dtype, strides=strides, padding=padding)
 
 
