@@ -5,8 +5,9 @@ a run directory of its own, ``FOLDER/ENVIRONMENT/CONFIG/seedK``. It writes ``com
 plots, ``compare.md`` and ``compare.json``. All numbers are read from the run directories, so
 ``--analyse`` needs nothing else.
 
-Returns and normalized scores are those of the final greedy evaluation: interquartile means over
-seeds, with 95 % bootstrap intervals. Speed, time and memory are means over seeds. Over all games
+Returns and normalized scores are those of the final evaluation: interquartile means over seeds,
+with 95 % bootstrap intervals. Its actions are the most probable ones, or sampled where a config or
+an option says ``eval_greedy=False``. Speed, time and memory are means over seeds. Over all games
 the normalized scores of all seeds are pooled, as in https://arxiv.org/abs/2108.13264.
 """
 

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 from jaxrl_scale import commands
 from jaxrl_scale.errors import RunError, one_line
-from jaxrl_scale.figures.pages import render
+from jaxrl_scale.figures.pages import actions, render
 from jaxrl_scale.figures.report_plots import (
     Drawn,
     Plot,
@@ -86,8 +86,8 @@ def episode(one: Drawn, folder: Path) -> Episode:
     except Exception as error:  # whatever a foreign environment raises, the report is wanted
         reason = one_line(f"{type(error).__name__}: {error}")
         return Episode(one.label, b"", f"the episode could not be recorded ({reason})")
-    actions = "greedy" if run.config.eval_greedy else "sampled actions"
-    text = f"{len(frames) - 1:,} steps, {actions}, after iteration {agent.iteration:,}"
+    kind = "greedy" if run.config.eval_greedy else "sampled actions"
+    text = f"{len(frames) - 1:,} steps, {kind}, after iteration {agent.iteration:,}"
     if run.config.num_seeds > 1:
         text += f", seed {run.config.seed}"
     return Episode(one.label, gif, text + f"; every {every}. frame" * (every > 1))
@@ -124,6 +124,7 @@ def page(
         subtitle=subtitle,
         tiles=_tiles(one) if one else [],
         shown=shown,
+        actions=actions(one.run.config for one in shown),
         results=list(zip(shown, results([one.run for one in shown]), strict=True)),
         overall=overall,
         learning=plots[0],
@@ -306,8 +307,9 @@ def _command(argv: list[str]) -> int:
         "--out",
         metavar="FILE",
         type=commands.path,
-        help="the HTML file to write; its images are written beside it, under names that begin "
-        "with its own [report.html in RUN_DIR; with several runs in the folder report]",
+        help="the HTML file to write, which needs nothing else; its plots are written beside it as "
+        "PNG files, too, under names that begin with its own [report.html in RUN_DIR; with several "
+        "runs in the folder report]",
     )
     parser.add_argument(
         "--episodes",

@@ -10,10 +10,14 @@ least one row, are left out, because caches warm up and other processes may stil
 other rows the median is taken, which a checkpoint or a busy moment does not move.
 
 **Returns** are interquartile means over agents, with 95 % bootstrap intervals. At equal iterations
-they come from the final greedy evaluation, if all runs have equally many iterations. At equal
-environment steps and at equal time they are running means of the last 100 episodes, interpolated
-between rows. "Equal" is what the run with the least of it has. Time is wall-clock time without
-compilation. A run whose first row comes later has no return there.
+they come from the final evaluation, if all runs have equally many iterations; its actions are the
+most probable ones, or with ``--eval_greedy=false`` sampled. At equal environment steps and at equal
+time they are running means of the last 100 episodes, interpolated between rows. "Equal" is what the
+run with the least of it has. Time is wall-clock time without compilation. A run whose first row
+comes later has no return there.
+
+**Differences** are between the returns of two points, over the agents that failed in neither where
+both have the same seeds.
 """
 
 from __future__ import annotations
@@ -265,12 +269,13 @@ def write_results(folder: Path, worst: float | None = None) -> None:
     study, results = read_study(folder)
     series = all_series(results)
     worst = study.get("worst_return") if worst is None else worst
+    configs = [config for result in results for config in result.configs]
     with commands.working("comparing and drawing the series"):
         compared = [compare(one, worst) for one in series]
         write_json(folder / "scaling.json", {**study, "series": compared})
         learning = [[*map(curves, one)] for one in series]
         files = {
-            "scaling.md": scaling_plots.markdown(study, compared).encode(),
+            "scaling.md": scaling_plots.markdown(study, compared, configs).encode(),
             "scaling.png": scaling_plots.plot(study, compared, learning),
         }
     for name, data in files.items():

@@ -201,7 +201,8 @@ def test_terminal_summary_report_and_study_say_the_same_of_the_same_run(tmp_path
     assert lines["evaluation return"].startswith(f"{center:.1f}  (IQM, 95% interval {interval};")
     assert results(page_of(run))[0]["Evaluation return"] == f"{center:.1f} {interval}"
     point = study.Point("strong", None, 1, 1, None, 8, 8)
-    (row,) = study.compare([study.Result(point, [past_run.read_trace(run)], [])], None)
+    only = study.Result(point, [found.config], [past_run.read_trace(run)], [])
+    (row,) = study.compare([only], None)
     learned = row["returns"]["iterations"]
     assert (learned["iqm"], learned["ci95"]) == (center, (low, high))
 
@@ -231,6 +232,24 @@ def test_a_finished_run_that_missed_its_target_says_so(tmp_path):
     (run / "summary.json").write_text(json.dumps(summary | {"seconds_to_target": None}))
     page = page_of(run)
     assert results(page)[0]["Time to target"] == "not reached"
+
+
+@pytest.mark.parametrize(
+    ("greedy", "said"),
+    [
+        ((True,), "episodes after training, with the most probable actions."),
+        ((False, False), "episodes after training, with sampled actions."),
+        (
+            (True, False),
+            "episodes after training, with sampled actions where eval_greedy is false, and else "
+            "with the most probable.",
+        ),
+    ],
+)
+def test_the_page_says_which_actions_the_evaluations_took(tmp_path, greedy, said):
+    runs = [make_run(tmp_path / str(k), eval_greedy=each) for k, each in enumerate(greedy)]
+    text = " ".join(page_of(*runs).split())
+    assert f"Evaluation is the undiscounted return of {said}" in text
 
 
 # --- curves ---------------------------------------------------------------------------------
@@ -514,6 +533,8 @@ def test_help_explains_every_option(capsys):
     for option in ("RUN_DIR", "--out=FILE", "--episodes=N"):
         explained = re.search(rf"^  {option} +(\S.*)$|^  {option}\n +(\S.*)$", text, re.M)
         assert explained, option
+    said = " ".join(text.split())
+    assert "the HTML file to write, which needs nothing else; its plots are written beside" in said
 
 
 def test_the_name_of_a_run_stands_in_a_legend_as_it_is(tmp_path):

@@ -38,7 +38,16 @@ def trace(speed=100.0, devices=1, final=(-80.0,), **curves):
     return Trace(devices=devices, **arrays, **last)
 
 
-def write_run(path, *, speeds, status="done", failed=(), final=(-80.0, -90.0), devices=1):
+def result(point, *traces, repeats=(), seeds=range(100)):
+    """What runs say that began with these seeds, each of as many agents as its trace has."""
+    agents = zip(seeds, traces, strict=False)
+    configs = [Config(seed=seed, num_seeds=len(one.final)) for seed, one in agents]
+    return Result(point, configs, list(traces), list(repeats))
+
+
+def write_run(
+    path, *, speeds, status="done", failed=(), final=(-80.0, -90.0), devices=1, **options
+):
     """A run directory with a row every 2 iterations, of 2 agents with 8 environments × 10 steps;
     row ``k`` (from 1) has the running returns -500 + 100 k and -500 + 50 k, and took 3 s."""
     path.mkdir(parents=True)
@@ -49,7 +58,7 @@ def write_run(path, *, speeds, status="done", failed=(), final=(-80.0, -90.0), d
         row |= {"wall_seconds": 4 + 3 * k, "compile_seconds": 4, "return_100": -1}
         lines.append(json.dumps(row | {"per_agent": {"return_100": returns}, "failed": [*failed]}))
     (path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    config = Config(env="Acrobot-v1", num_seeds=2)
+    config = Config(env="Acrobot-v1", num_seeds=2, **options)
     (path / "config.json").write_text(json.dumps(files.to_json(config)))
     (path / "run.json").write_text(json.dumps({"starts": [{"devices": ["cpu"] * devices}]}))
     evaluation = statistics.summarize(np.array(final)[:, None], failed)
@@ -98,8 +107,9 @@ def test_curves_are_interpolated_and_never_before_their_first_number():
 
 
 def test_speed_up_and_efficiency_are_against_the_first():
-    one = Result(point(), [trace(100.0)], [trace(120.0), trace(80.0)])
-    two = Result(point(processes=2), [trace(150.0, 2)], [trace(170.0, 2), trace(20.0, 2)])
+    one = result(point(), trace(100.0), repeats=[trace(120.0), trace(80.0)])
+    others = [trace(170.0, 2), trace(20.0, 2)]
+    two = result(point(processes=2), trace(150.0, 2), repeats=others)
     first, second = studies.compare([one, two], None)
     assert (first["steps_per_second"], first["speedup"], first["efficiency"]) == (100, 1, 1)
     assert second["steps_per_second"] == 150
@@ -107,16 +117,16 @@ def test_speed_up_and_efficiency_are_against_the_first():
     assert (second["speedup"], second["efficiency"]) == (1.5, 0.75)
     assert (second["runs"], second["seeds"], second["all_devices"]) == (3, 1, 2)
     # The same machine with more environments scales nothing.
-    more = Result(point(num_envs=16), [trace(300.0)], [])
+    more = result(point(num_envs=16), trace(300.0))
     first, second = studies.compare([one, more], None)
     assert (second["speedup"], second["efficiency"]) == (3, None)
 
 
 def test_equal_budgets_are_those_of_the_run_that_has_least():
-    small = Result(point(), [trace(final=(-80.0, -90.0))], [])
+    small = result(point(), trace(final=(-80.0, -90.0)))
     # Ten times the steps in twice the time.
     wide = trace(steps=[1e4, 2e4, 3e4], seconds=[10, 20, 30], final=(-70.0, -74.0))
-    first, second = studies.compare([small, Result(point(num_envs=80), [wide], [])], None)
+    first, second = studies.compare([small, result(point(num_envs=80), wide)], None)
     told = {axis: found["at"] for axis, found in first["returns"].items()}
     assert told == {"iterations": 30, "steps": 3000, "seconds": 15}
     assert [found["iqm"] for found in first["returns"].values()] == [-85, -100, -100]
@@ -125,28 +135,58 @@ def test_equal_budgets_are_those_of_the_run_that_has_least():
     assert [x["difference"] for x in second["returns"].values()] == [13, None, -300]
     # Fewer iterations: the evaluations at the end no longer compare.
     brief = trace(iterations=[10, 20, 25], final=(-60.0,))
-    first, second = studies.compare([small, Result(point(num_envs=80), [brief], [])], None)
+    first, second = studies.compare([small, result(point(num_envs=80), brief)], None)
     assert first["returns"]["iterations"]["at"] == 25
     assert first["returns"]["iterations"]["iqm"] == -200
     assert second["returns"]["iterations"]["iqm"] == -100
+
+
+def test_the_same_seeds_are_compared_where_other_agents_failed_on_each_side():
+    """Without the agents that failed on either side both have the same returns."""
+
+    def of_eight(failed):
+        final = 100.0 * np.arange(8)
+        final[failed] = np.nan
+        return trace(final=final, returns=[final] * 3)
+
+    both = [result(point(), of_eight(0)), result(point(processes=2), of_eight(7))]
+    first, second = studies.compare(both, None)
+    for budget in ("iterations", "steps", "seconds"):
+        ours, theirs = second["returns"][budget], first["returns"][budget]
+        assert (ours["difference"], ours["difference_ci95"]) == (0, [0, 0])
+        # 100 ... 700 and 0 ... 600, each without its least and its greatest.
+        assert (theirs["iqm"], ours["iqm"]) == (400, 300)
+
+
+def test_as_many_agents_of_other_seeds_are_not_compared_one_by_one():
+    """As where a run of either side did not come to its end."""
+    runs = [trace(final=(0.0,)), trace(final=(100.0,))]
+
+    def interval(seeds):
+        there = result(point(processes=2), *runs, seeds=seeds)
+        second = studies.compare([result(point(), *runs, seeds=(0, 1)), there], None)[1]
+        return second["returns"]["iterations"]["difference_ci95"]
+
+    assert interval((0, 1)) == [0, 0]
+    assert interval((0, 2)) == [-100, 100]
 
 
 def test_failed_and_stuck_seeds_are_counted():
     final = (-500.0, -495.5, -494.5, -80.0, np.nan)
     runs = [trace(final=final), trace(final=(-81.0,))]  # --seeds=2
     worst = envs.make("Acrobot-v1").spec.worst_return
-    (told,) = studies.compare([Result(point(), runs, [])], worst)
+    (told,) = studies.compare([result(point(), *runs)], worst)
     assert (told["stuck"], told["failed"], told["worst"], told["seeds"]) == (2, 1, -500, 6)
-    (told,) = studies.compare([Result(point(), runs, [])], -80.0)
+    (told,) = studies.compare([result(point(), *runs)], -80.0)
     assert told["stuck"] == 5  # as bad as -79.2
-    (told,) = studies.compare([Result(point(), runs, [])], None)
+    (told,) = studies.compare([result(point(), *runs)], None)
     assert told["stuck"] is None
 
 
 def test_series_compare_equal_environments_where_machines_differ():
     def names(*points):
-        series = studies.all_series([Result(p, [trace()], []) for p in points])
-        return [[result.point.name for result in one] for one in series]
+        series = studies.all_series([result(p, trace()) for p in points])
+        return [[each.point.name for each in one] for one in series]
 
     grid = [point(processes=p, base_envs=e, num_envs=e) for p in (1, 2) for e in (8, 80)]
     assert names(*grid) == [
@@ -175,12 +215,25 @@ def test_a_study_is_analysed_from_its_folder(tmp_path, capsys):
     # -80 and -90 at the end; the running returns there -200 and -350, both after 9 s.
     line = next(x for x in table.splitlines() if x.startswith("| 2 processes × 1 core | 2 | −85.0"))
     assert line.count(" −275.0 (−350.0 to −200.0) | 0.0 (0.0 to 0.0) |") == 2
+    assert "final evaluation, with the most probable actions." in table
     assert "return at 6 iterations" in table
     assert "return at 480 steps" in table
     assert "return at 9 s" in table
     told = json.loads((tmp_path / "scaling.json").read_text())
     assert told["series"][0][1]["efficiency"] == pytest.approx(0.925)
     assert (tmp_path / "scaling.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_table_says_which_actions_the_evaluations_took(tmp_path):
+    one, two = point(), point(processes=2)
+    write_study(tmp_path, one, two)
+    for place, greedy in ((one, False), (two, True)):
+        write_run(tmp_path / place.name / "seed0-repeat0", speeds=[1, 2], eval_greedy=greedy)
+        scaling.write_results(tmp_path)
+        table = (tmp_path / "scaling.md").read_text()
+        assert "greedy" not in table.replace("eval_greedy", "")
+        where = " where eval_greedy is false, and else with the most probable" * greedy
+        assert f"final evaluation, with sampled actions{where}." in table
 
 
 # --- what to run, and mistakes --------------------------------------------------------------
@@ -336,7 +389,7 @@ def test_a_tiny_series_trains_and_a_second_call_adds_to_it(world):
     )
     assert {p: p.stat().st_mtime_ns for p in run.rglob("*")} == before
     (told,) = json.loads((world.folder / "study" / "scaling.json").read_text())["series"]
-    assert [result["all_processes"] for result in told] == [1, 2][:CORES]
+    assert [each["all_processes"] for each in told] == [1, 2][:CORES]
     if CORES > 1:
         two = world.folder / "study" / "strong-2x1-16envs" / "seed0-repeat0"
         assert rows(two) == rows(run)  # the same learning, to the last bit

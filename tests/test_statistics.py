@@ -76,12 +76,25 @@ def test_differences_pair_equal_seeds():
     values = NORMAL[:32]
     same = statistics.difference(values, values)
     assert same == {"difference": 0.0, "difference_ci95": [0.0, 0.0]}
-    moved = statistics.difference(values + 3, values[:31])
+    moved = statistics.difference(values + 3, values[:31], pairs=False)
     low, high = moved["difference_ci95"]
     assert low < moved["difference"] < high
     # Of two independent samples the variances add: 1.4 times an interval of one.
     assert 1.2 < (high - low) / np.diff(statistics.interval(values))[0] < 1.65
-    assert statistics.difference(values, values[:0])["difference"] is None
+    assert statistics.difference(values, values[:0], pairs=False)["difference"] is None
+
+
+def test_a_pair_is_left_out_where_either_agent_failed():
+    values = 100.0 * np.arange(8)
+    nothing = {"difference": 0.0, "difference_ci95": [0.0, 0.0]}
+    assert statistics.difference(values, values, failed=((0,), (7,))) == nothing
+    apart = statistics.difference(values, values, failed=((0,), (7,)), pairs=False)
+    assert apart["difference"] == 100  # of 100 ... 700 and 0 ... 600
+    low, high = apart["difference_ci95"]
+    assert low < 0 < high
+    missing = np.where(values == 0, np.nan, values)
+    assert statistics.difference(values, missing)["difference"] is None
+    assert statistics.difference(values, missing, failed=((), (0,)))["difference"] == 0
 
 
 # --- an evaluation --------------------------------------------------------------------------

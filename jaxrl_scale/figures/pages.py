@@ -1,9 +1,12 @@
-"""Pages from the templates of this folder."""
+"""Pages from the templates of this folder, and words that pages and tables share."""
 
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterable
 from typing import Any
+
+from jaxrl_scale.config import Config
 
 
 def render(template: str, **values: Any) -> str:
@@ -20,3 +23,11 @@ def render(template: str, **values: Any) -> str:
     )
     environment.filters["base64"] = lambda data: base64.b64encode(data).decode()
     return environment.get_template(template).render(**values)
+
+
+def actions(configs: Iterable[Config]) -> str:
+    """Which actions the evaluations of these configs' runs took, as the end of a sentence."""
+    kinds = {config.eval_greedy for config in configs}
+    if len(kinds) > 1:
+        return "with sampled actions where eval_greedy is false, and else with the most probable"
+    return "with the most probable actions" if True in kinds else "with sampled actions"

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jaxrl_scale.config import Config
+from jaxrl_scale.figures.pages import actions
 from jaxrl_scale.figures.plot_style import COLORS, INK, MARKERS, PALE, dress, new_figure, png
 from jaxrl_scale.records.terminal import compact, duration, number
 
@@ -22,8 +24,9 @@ BUDGETS = {"iterations": "iterations", "steps": "steps", "seconds": "time"}
 # --- the table ------------------------------------------------------------------------------
 
 
-def markdown(study: dict[str, Any], series: Sequence[Compared]) -> str:
-    """Machine, commands, and for each series two tables: speed and returns."""
+def markdown(study: dict[str, Any], series: Sequence[Compared], configs: Sequence[Config]) -> str:
+    """Machine, commands, and for each series two tables: speed and returns. ``configs`` are those
+    of all runs."""
     machine = study["machine"]
     known = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     lines = [
@@ -49,7 +52,8 @@ def markdown(study: dict[str, Any], series: Sequence[Compared]) -> str:
             *_table(SPEED_HEADS, map(_speed, names, compared)),
         ]
         lines += ["", *_table(heads, map(_returns, names, compared))]
-    return "\n".join([*lines, "", *NOTES, ""])
+    notes = [line.format(actions=actions(configs)) for line in NOTES]
+    return "\n".join([*lines, "", *notes, ""])
 
 
 SPEED_HEADS = (
@@ -63,9 +67,10 @@ NOTES = (
     "Efficiency is the speed-up divided by the growth of the devices.",
     "",
     "Returns are interquartile means over agents with their 95 % bootstrap intervals. At equal "
-    "iterations they come from the final greedy evaluation. At equal steps (of one agent) and at "
-    "equal time (without compilation) they come from the last 100 training episodes; a dash means "
-    "that there had not been as many yet.",
+    "iterations they come from the final evaluation, {actions}. At equal steps (of one agent) and "
+    "at equal time (without compilation) they come from the last 100 training episodes; a dash "
+    "means that there had not been as many yet. Where both lines have the same seeds, a difference "
+    "leaves out those of which an agent failed in either.",
     "",
     "An agent has failed if its loss is no longer finite. It is stuck if its evaluation is within "
     "1 % of the worst return that the environment has.",

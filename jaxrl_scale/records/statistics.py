@@ -64,16 +64,27 @@ def pooled(groups: Sequence[np.ndarray]) -> tuple[float, tuple[float, float]]:
     return float(iqm(np.concatenate(groups))), (float(low), float(high))
 
 
-def difference(ours: np.ndarray, theirs: np.ndarray) -> dict[str, Any]:
-    """How much more ``ours: [N]`` is than ``theirs: [M]``: ``difference`` of the interquartile
+def difference(
+    ours: Any,
+    theirs: Any,
+    failed: tuple[Collection[int], Collection[int]] = ((), ()),
+    pairs: bool = True,
+) -> dict[str, Any]:
+    """How much more ``ours: [P]`` is than ``theirs: [Q]``: ``difference`` of the interquartile
     means and ``difference_ci95``, its 95 % percentile bootstrap interval.
 
-    As many numbers on both sides are drawn as pairs, so that the same seeds with equal returns
-    differ by nothing. Other numbers are drawn independently.
+    Args:
+      ours: the numbers of all agents.
+      theirs: those of the agents that they are compared with.
+      failed: the agents that failed, of ours and of theirs.
+      pairs: both are of the same seeds in the same order. They are drawn together, so that equal
+        returns differ by nothing, and a seed whose agent failed on one side is left out on both.
+        Numbers of other seeds are drawn independently.
     """
+    left_out = [{*failed[0], *failed[1]}] * 2 if pairs else failed
+    ours, theirs = counted(ours, left_out[0]), counted(theirs, left_out[1])
     if not len(ours) or not len(theirs):
         return {"difference": None, "difference_ci95": None}
-    pairs = len(ours) == len(theirs)
     drawn = _bootstrap(ours, iqm) - _bootstrap(theirs, iqm, seed=0 if pairs else 1)
     low, high = np.percentile(drawn, (2.5, 97.5))
     return {

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxrl_scale.config import Config, files
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.records import statistics
 from jaxrl_scale.records.past_run import Trace, at, finished, read_object, read_trace
@@ -95,10 +96,12 @@ def read_study(folder: Path) -> tuple[dict[str, Any], list[Result]]:
     results = []
     for point in _points(study):
         runs = sorted(path for path in (folder / point.name).glob("seed*") if finished(path))
-        first = [read_trace(run) for run in runs if run.name.endswith("-repeat0")]
-        others = [read_trace(run) for run in runs if not run.name.endswith("-repeat0")]
+        first = [run for run in runs if run.name.endswith("-repeat0")]
+        traces = [read_trace(run) for run in first]
+        others = [read_trace(run) for run in runs if run not in first]
         if first:
-            results.append(Result(point, first, others))
+            configs = [files.read_json(run / "config.json") for run in first]
+            results.append(Result(point, configs, traces, others))
     if not results:
         raise RunError(f"no run of {short(folder)} has come to its end")
     return study, results
@@ -128,8 +131,14 @@ class Result(NamedTuple):
     """A point and what its finished runs say."""
 
     point: Point
-    traces: list[Trace]  # a run for each of --seeds
+    configs: list[Config]  # of a run for each of --seeds
+    traces: list[Trace]  # what these runs say
     repeats: list[Trace]  # further ones of the same seeds: the same returns at another speed
+
+    @property
+    def seeds(self) -> list[range]:
+        """Those of the agents of each run; a run that did not come to its end is missing."""
+        return [range(one.seed, one.seed + one.num_seeds) for one in self.configs]
 
 
 def all_series(results: Sequence[Result]) -> list[list[Result]]:
@@ -148,7 +157,8 @@ def compare(series: Sequence[Result], worst: float | None) -> list[dict[str, Any
 
     An agent is ``stuck`` where its evaluation ends within 1 % of ``worst``. ``speedup`` and
     ``difference`` are against the first result of the series. ``efficiency`` is the speed-up
-    divided by the growth of the devices, and ``None`` where all have the same machine.
+    divided by the growth of the devices, and ``None`` where all have the same machine. Where both
+    results have the same seeds, ``difference`` leaves out those of which an agent failed in either.
     """
     every = [trace for result in series for trace in result.traces]
     budgets = {
@@ -158,21 +168,24 @@ def compare(series: Sequence[Result], worst: float | None) -> list[dict[str, Any
     evaluated = len({trace.iterations[-1] for trace in every}) == 1
     machines = {result.point.machine for result in series}
 
-    def returns(result: Result, axis: str) -> np.ndarray:
+    def returns(result: Result, axis: str) -> tuple[np.ndarray, list[int]]:
+        """Those of all agents ``[P]``, and which agents failed."""
         final = np.concatenate([trace.final for trace in result.traces])
         found = final
         if axis != "iterations" or not evaluated:
             where = budgets[axis]
             found = np.concatenate([at(getattr(t, axis), t.returns, where) for t in result.traces])
-        return statistics.counted(found, failed=np.flatnonzero(np.isnan(final)).tolist())
+        return found, np.flatnonzero(np.isnan(final)).tolist()
 
     def learned(result: Result, axis: str) -> dict[str, Any]:
-        ours, theirs = returns(result, axis), returns(series[0], axis)
+        ours, failed = returns(result, axis)
+        theirs, failed_there = returns(series[0], axis)
+        pairs = result.seeds == series[0].seeds
         return {
             "at": budgets[axis],
-            "iqm": statistics.score(ours),
-            "ci95": statistics.interval(ours),
-            **statistics.difference(ours, theirs),
+            "iqm": statistics.score(ours, failed),
+            "ci95": statistics.interval(statistics.counted(ours, failed)),
+            **statistics.difference(ours, theirs, (failed, failed_there), pairs),
         }
 
     def row(result: Result) -> dict[str, Any]:
