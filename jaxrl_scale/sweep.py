@@ -8,6 +8,7 @@ config, and becomes a config file.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import shlex
 import sys
@@ -124,16 +125,20 @@ def _obey(hosts: Hosts, stop: StopRequest, folder: Path, order: Order) -> None:
     path = folder / order.chunk.name
     resume = path if order.resume else None
     config = checked(order.chunk.config.replace(run_dir=str(path)), resume)
-    start = orders.carried_over(order, folder, hosts)
-    train_among(
-        hosts,
-        config,
-        Clock(time.time(), config.target_return, seconds_compiling),
-        order.chunk.name,
-        resume,
-        order.chunk.agents,
-        Stretch(start, order.chunk.until, stop, "the same command goes on with the sweep"),
-    )
+    with programs_forgotten():
+        start = orders.carried_over(order, folder, hosts)
+        train_among(
+            hosts,
+            config,
+            Clock(time.time(), config.target_return, seconds_compiling),
+            order.chunk.name,
+            resume,
+            order.chunk.agents,
+            Stretch(start, order.chunk.until, stop, "the same command goes on with the sweep"),
+        )
+    # The programs are in cycles of objects. Each run maps a thousand pieces of memory, of which the
+    # kernel grants a process 65,530, and Python would collect them long after that.
+    gc.collect()
 
 
 # --- the folder -----------------------------------------------------------------------------
@@ -403,7 +408,7 @@ def _command(argv: list[str]) -> int:
             f"try {largest_divisor(shards, processes)} processes"
         )
     hosts = join(cluster, launch)
-    with hosts.end_together(), jax_settings_restored(), programs_forgotten():
+    with hosts.end_together(), jax_settings_restored():
         if hosts.leader and (told := settings_told(rest)):
             print(told)
         given = {**vars(args), **{each.option: each for each in asked.ranges}}

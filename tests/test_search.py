@@ -722,6 +722,22 @@ POPULATION |= {"finalists": 2}
 processes share the agents, and the shards of those with fresh seeds."""
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_a_sweep_keeps_nothing_of_the_runs_that_it_has_made(command, path, monkeypatch):
+    """XLA maps memory for every program, and the kernel grants a process 65,530 pieces."""
+    maps, train_among = [], sweep.train_among
+
+    def counted(*run):
+        maps.append(len(Path("/proc/self/maps").read_text().splitlines()))
+        return train_among(*run)
+
+    monkeypatch.setattr(sweep, "train_among", counted)
+    small = {"agents": 2, "fresh_seeds": 1, "finalists": 1, "iterations": 5, "perturb_every": 1}
+    assert sweep.main(command(path, **POPULATION | small, devices=1)) == 0
+    assert len(maps) >= 6  # five rounds, and the winner and the starting config on fresh seeds
+    assert maps[4] - maps[2] < 200  # a run has a thousand and more
+
+
 @pytest.fixture(scope="module")
 def population_folder(world, command):
     """On the devices of one process, killed in the second of its three rounds, and gone on with by
