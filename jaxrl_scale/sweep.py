@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
-from jaxrl_scale import commands
+from jaxrl_scale import commands, envs
 from jaxrl_scale.config import Config, command_line, files
 from jaxrl_scale.errors import (
     FINISHED,
@@ -435,6 +435,15 @@ def _asked(args: argparse.Namespace, rest: list[str]) -> Asked:
         raise RunError(
             f"--perturb_every={args.perturb_every} should be below {base.num_iterations}, the "
             "iterations of the run"
+        )
+    on_host = envs.on_host(envs.make(base.env, **base.env_kwargs))
+    if on_host and args.perturb_every % base.restart_every:
+        # A copy has a seed of its own, with which the simulators would not come to where its
+        # parent's are.
+        raise RunError(
+            f"--perturb_every={args.perturb_every} should be a multiple of restart_every="
+            f"{base.restart_every} for {base.env}, as agents can be copied only when their "
+            f"environments are made anew; try --restart_every={args.perturb_every}"
         )
     last = base.seed + args.seeds + 2 * args.fresh_seeds - 1
     if last >= 2**31:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jaxrl_scale import commands, envs
 from jaxrl_scale.config import Config, Launch, command_line, files
 from jaxrl_scale.errors import FINISHED, RunError
+from jaxrl_scale.learning import torsos
 from jaxrl_scale.loop import origin, protocol
 from jaxrl_scale.loop.agent import Agent, load
 from jaxrl_scale.loop.make import make_runner
@@ -156,6 +157,8 @@ def train_among(
     if run is None:
         placement = backend.initialize(config, hosts)  # before the environment runs
         env = envs.make(config.env, **config.env_kwargs)
+        if hosts.leader and (unused := torsos.without_effect(config, env.spec)):
+            print(unused)
         begun = Origin(agents, {})
         if stretch.start is None:
             begun = origin.find(config, env.spec, agents, resume, hosts)

@@ -381,6 +381,22 @@ def test_in_gymnasium_every_episode_has_its_own_start_and_counts_to_its_first_en
     assert returns.tolist() == [[1, 2, 3], [4, 5, 6]]
 
 
+class CountdownFromSeven(Countdown):
+    """Has the actions 7 and 8, and takes no others."""
+
+    action_space = gymnasium.spaces.Discrete(2, start=7)
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        return super().step(action)
+
+
+def test_in_gymnasium_actions_may_begin_at_another_number_than_0(monkeypatch):
+    agent = untrained()
+    monkeypatch.setattr(agent, "make_in_gymnasium", CountdownFromSeven)
+    assert agent.evaluate_in_gymnasium(3).tolist() == [[1, 2, 3]]
+
+
 def test_what_only_concerns_our_solver_is_kept_from_gymnasium():
     pytest.importorskip("Box2D")
     kwargs = {"velocity_iterations": 10, "gravity": -5.0}

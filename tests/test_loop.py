@@ -415,7 +415,9 @@ def test_a_run_that_has_come_further_is_not_called_one_of_fewer_iterations(
     train(config)
     monkeypatch.setattr(counting, "at", None)
     before = (tmp_path / "run" / "config.json").read_bytes()
-    with pytest.raises(RunError, match=r"has made 7 iterations \([\d,]+ steps\) and cannot go back to 4$"):
+    with pytest.raises(
+        RunError, match=r"made 7 iterations \([\d,]+ steps\) and cannot go back to 4$"
+    ):
         train(config.replace(iterations=4), resume=tmp_path / "run")
     assert (tmp_path / "run" / "config.json").read_bytes() == before
     assert train(config.replace(iterations=7), resume=tmp_path / "run").summary["status"] == "done"

@@ -861,6 +861,13 @@ def saved(run_dir, runner):
             {"algo.epochs": "1,2", "perturb_every": 5, "seeds": 1},
             "a population is one program, and this one would be 2: only numbers may vary, and the",
         ),
+        (
+            {
+                **{"env": "gymnasium:CartPole-v1", "algo.gamma": "0.9,1", "config": "none"},
+                **{"seeds": 1, "perturb_every": 5, "restart_every": 10},
+            },
+            "--perturb_every=5 should be a multiple of restart_every=10 for gymnasium:CartPole-v1,",
+        ),
         ({"algo.gamma": "0.9,1", "task": 1}, "--task=1 should be below 1, the chunks"),
         (
             {"algo.gamma": "0.9,1", "draw": "tpe", "rungs": 1},

@@ -45,6 +45,29 @@ def test_networks_have_the_published_sizes(name, width, spec, size):
 
 
 @pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"hidden_sizes": (256,), "activation": "gelu", "shared_torso": True}, None),
+        ({"network_width": 4}, "network_width has no effect on network 'mlp'"),
+        ({"network": "mine:Net"}, None),
+        (
+            {"network": "mine:Net", "hidden_sizes": (256,), "network_width": 4},
+            "hidden_sizes, network_width have no effect on network 'mine:Net'",
+        ),
+        (
+            {"network": "mine:Net", "activation": "gelu", "shared_torso": True},
+            "activation, shared_torso have no effect on network 'mine:Net'",
+        ),
+    ],
+)
+def test_options_that_a_network_does_not_have_are_told(changes, said):
+    spec = EnvSpec("vectors", (4,), Discrete(2))
+    assert torsos.without_effect(Config(**changes), spec) == said
+    wide = {"network_width": 4}
+    assert torsos.without_effect(Config(**wide), ATARI) is None
+
+
+@pytest.mark.parametrize(
     ("shape", "kind"),
     [
         ((4,), "mlp"),

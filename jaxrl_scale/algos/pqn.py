@@ -42,7 +42,11 @@ class Config:
     exploration_fraction: float = common.exploration_fraction(0.1)
     epochs: int = common.epochs(2)
     minibatch_size: int = common.minibatch_size(512)
-    layer_norm: bool = option(True, "normalize the features of every layer before its activation")
+    layer_norm: bool = option(
+        True,
+        "normalize the features of every layer before its activation; a network of your own should "
+        "do so itself",
+    )
     max_grad_norm: float | None = common.max_grad_norm(10.0)
     optimizer_epsilon: float = common.optimizer_epsilon()
     normalize_observations: bool = common.normalize_observations()

@@ -37,7 +37,10 @@ class Config:
     replay_size: int = common.replay_size(2**17)
     learning_starts: int = common.learning_starts()
     temperature: float = option(
-        1.0, "weight of the policy's entropy at the start; later it is learned", above=0
+        1.0,
+        "weight of the policy's entropy at the start; later it is learned (--init_from takes what "
+        "the other run has learned)",
+        above=0,
     )
     target_entropy: float | None = option(
         None,

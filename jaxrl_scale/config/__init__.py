@@ -91,8 +91,8 @@ class Config:
     )
     shared_torso: bool = option(
         False,
-        "let policy and value share the hidden layers; those of nature, impala_resnet and impoola "
-        "always do",
+        "let policy and value share the hidden layers; those of nature, impala_resnet, impoola and "
+        "with a memory always do, and DQN, Ape-X, PQN and SAC have no such choice",
     )
 
     seed: int = option(0, "seed of agent 0; agent k has seed + k", low=0, high=_INT32)

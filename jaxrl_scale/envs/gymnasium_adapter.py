@@ -145,11 +145,9 @@ class GymnasiumSimulator:
         seen.game_over[i] = terminated or truncated
 
     def _taken(self, env: gymnasium.Env, action: Any) -> Any:
-        space, ours = env.action_space, self._spec.action
-        if isinstance(space, spaces.Discrete):
-            return np.int64(action + int(space.start))
-        assert isinstance(ours, Box)
-        return np.clip(action, ours.low, ours.high).astype(space.dtype)
+        if isinstance(box := self._spec.action, Box):
+            action = np.clip(action, box.low, box.high)
+        return taken(env.action_space, action)
 
     def _observe(self, i: int, obs: Any) -> None:
         space = self._envs[i].observation_space
@@ -174,6 +172,14 @@ class GymnasiumSimulator:
             score=np.zeros(n, np.float32),
             game_over=np.zeros(n, bool),
         )
+
+
+def taken(space: Any, action: Any) -> Any:
+    """Actions of ours, one or a batch, as an environment with this space of actions takes them: its
+    discrete ones may begin at another number than 0."""
+    if isinstance(space, spaces.Discrete):
+        return np.asarray(action, np.int64) + int(space.start)
+    return np.asarray(action, space.dtype)
 
 
 def _observation(what: str, space: Any) -> tuple[tuple[int, ...], Any]:

@@ -104,6 +104,21 @@ def design(config: Sizes, spec: EnvSpec, layer_norm: bool = False) -> Design:
     return Design(sizes, features, config.shared_torso or kind.always_shared)
 
 
+def without_effect(config: Sizes, spec: EnvSpec) -> str | None:
+    """What the user is told of options that were set and that this network does not have."""
+    own = ":" in config.network
+    name = config.network if own else design(config, spec).features.kind
+    unused = {
+        "hidden_sizes": own and config.hidden_sizes is not None,
+        "activation": own and config.activation is not None,
+        "shared_torso": own and config.shared_torso,
+        "network_width": (own or name in ("mlp", "cnn")) and config.network_width != 1,
+    }
+    options = [option for option, there in unused.items() if there]
+    have = "has" if len(options) == 1 else "have"
+    return f"{', '.join(options)} {have} no effect on network {name!r}" if options else None
+
+
 def _automatic(shape: tuple[int, ...]) -> str:
     """The network that published scores are made with: Procgen's images of 64 by 64 pixels go with
     IMPALA's network, on which DQN's generalizes worse (https://arxiv.org/abs/1912.01588), Atari's

@@ -167,6 +167,8 @@ class Agent:
             raise RunError(f"{name} in Gymnasium cannot be made with {kwargs}: {error}") from None
 
     def _play_in_gymnasium(self, games: Any, agent: int, greedy: bool) -> np.ndarray:
+        from jaxrl_scale.envs.gymnasium_adapter import taken
+
         self.index = agent
         self.reset(agent)
         first_seed = agent * games.num_envs
@@ -174,7 +176,8 @@ class Agent:
         returns, done = np.zeros(games.num_envs), np.zeros(games.num_envs, bool)
         first = ~done
         while not done.all():
-            obs, reward, terminated, truncated, _ = games.step(self.act(obs, greedy, first))
+            action = taken(games.single_action_space, self.act(obs, greedy, first))
+            obs, reward, terminated, truncated, _ = games.step(action)
             returns += np.where(done, 0.0, reward)
             done |= terminated | truncated
             first = np.zeros_like(done)
