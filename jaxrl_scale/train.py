@@ -27,6 +27,7 @@ from jaxrl_scale.loop.prepare import (
     checked,
     compiled_meanwhile,
     jax_settings_restored,
+    other_processors,
     programs_forgotten,
     settings,
 )
@@ -153,19 +154,20 @@ def train_among(
       agents: seeds and options of the agents, where they differ in more than consecutive seeds.
         They are no part of the config, so that whoever resumes the run has to give them again.
     """
-    run = _finished(config, resume, hosts)
-    if run is None:
-        placement = backend.initialize(config, hosts)  # before the environment runs
+    if run := _finished(config, resume, hosts):
+        return run
+    placement = backend.initialize(config, hosts)  # before the environment runs
+    with backend.settings_of(config):
         env = envs.make(config.env, **config.env_kwargs)
-        if hosts.leader and (unused := torsos.without_effect(config, env.spec)):
-            print(unused)
+        told = [other_processors(hosts, config.portable), torsos.without_effect(config, env.spec)]
+        if hosts.leader and any(told):
+            print(*filter(None, told), sep="\n")
         begun = Origin(agents, {})
         if stretch.start is None:
             begun = origin.find(config, env.spec, agents, resume, hosts)
         runner = make_runner(config, env, placement, begun.agents)
         runner.check_memory()
-        run = loop(config, runner, hosts, clock, name, resume, stretch, on_row, begun)
-    return run
+        return loop(config, runner, hosts, clock, name, resume, stretch, on_row, begun)
 
 
 def loop(

@@ -37,6 +37,7 @@ from threads import CONFIGS, IMAGES
 from jaxrl_scale.config import Launch, files
 from jaxrl_scale.config.command_line import load_launch
 from jaxrl_scale.errors import RunError
+from jaxrl_scale.loop import prepare
 from jaxrl_scale.parallel import cluster, handshake, hosts, machine, secret
 from jaxrl_scale.parallel.cluster import Cluster, find
 from jaxrl_scale.parallel.machine import free_port, split
@@ -285,6 +286,27 @@ def test_peak_memory_is_this_processs_not_its_parents():
     )
     done = subprocess.run([sys.executable, "-c", large], capture_output=True, text=True)
     assert float(re.search(r"stdout='([\d.]+)", done.stdout)[1]) < 900
+
+
+def test_processors_that_cannot_do_the_same_are_told(monkeypatch):
+    """XLA uses other instructions on them, with which results round otherwise."""
+    links, of_thread = meet(3), threading.local()
+
+    def told(features, portable=False):
+        def one(link):
+            of_thread.features = features[link.process_id]
+            return prepare.other_processors(link, portable)
+
+        return in_all(links, one)
+
+    monkeypatch.setattr(prepare, "processor_features", lambda: of_thread.features)
+    new, old = "flags: fpu avx2 avx512f", "flags: fpu avx2"
+    assert told([new, "flags: fpu avx512f ibrs avx2", new]) == [None] * 3
+    assert told([new, new, old], portable=True) == [None] * 3
+    for said in told([new, new, old]):
+        assert said.startswith("process 2 of 3 on ")
+        assert "another kind of processor" in said
+    in_all(links, close)
 
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="a policy of Linux")

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from running import small
@@ -459,6 +460,20 @@ def test_train_gives_the_settings_of_jax_back(tmp_path, monkeypatch):
         for name, value in zip(names, before, strict=True):
             jax.config.update(name, value)
     assert seen == 2 * [("highest", False)]
+
+
+@pytest.mark.usefixtures("counting")
+def test_a_run_is_the_same_within_a_block_that_has_settings_of_its_own(tmp_path, monkeypatch):
+    seen = []
+
+    def evaluate(*_):
+        seen.append((jnp.zeros(1, float).dtype, jax.config.jax_default_matmul_precision))
+
+    monkeypatch.setattr(Counter, "evaluate", evaluate)
+    with jax.enable_x64(True), jax.default_matmul_precision("bfloat16"):
+        train(config_of(tmp_path / "run"))
+        assert jnp.zeros(1, float).dtype == np.float64
+    assert seen == [(np.float32, "highest")]
 
 
 # --- what is counted ------------------------------------------------------------------------

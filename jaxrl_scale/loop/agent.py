@@ -59,11 +59,6 @@ class Agent:
         self._compiled_act = jax.jit(self.algo.act, static_argnums=6)
         self.reset()
 
-    @contextmanager
-    def _as_in_training(self) -> Iterator[None]:
-        with jax.default_matmul_precision(self.config.matmul_precision), jax.enable_x64(False):
-            yield
-
     def reset(self, seed: int = 0) -> None:
         """Forget what a recurrent policy remembers, and seed the sampling of actions."""
         self._carry: PyTree = None
@@ -103,7 +98,7 @@ class Agent:
         first = np.zeros(len(batch), bool) if is_first is None else np.asarray(is_first)
         self._key, key = jax.random.split(self._key)
         actor = jax.tree.map(lambda x: x[self.index], self.actor)
-        with self._as_in_training():
+        with backend.settings_of(self.config):
             action, self._carry, _ = self._compiled_act(
                 actor, None, self._carry, batch, first, key, greedy
             )
@@ -115,7 +110,7 @@ class Agent:
     def evaluate(self, episodes: int = 128, greedy: bool = True) -> np.ndarray:
         """Play whole episodes in our environment with all agents of the run. Returns
         ``[P, episodes]``."""
-        with self._as_in_training():
+        with backend.settings_of(self.config):
             placement = backend.place(self.config.replace(devices=None), jax.local_devices())
             placement = with_programs(self.config, placement)
             name = f"play {episodes} {'greedy' if greedy else 'sampled'}"

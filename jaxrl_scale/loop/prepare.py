@@ -4,9 +4,10 @@ and XLA compiles."""
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from jaxrl_scale.config import Config, check, check_algo, command_line, files
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.loop.protocol import Runner
 from jaxrl_scale.parallel.hosts import Hosts
-from jaxrl_scale.parallel.machine import free_memory
+from jaxrl_scale.parallel.machine import free_memory, processor_features
 from jaxrl_scale.records import provenance
 from jaxrl_scale.records.run_directory import plain
 from jaxrl_scale.types import PyTree
@@ -43,8 +44,28 @@ def settings(config: Config, resume: str | Path | None) -> dict[str, str]:
     return {
         **{option: str(value) for option, value in files.flatten(config).items()},
         "resume": str(resume),
-        **{package: versions.get(package, "") for package in ("jax", "jaxrl_scale")},
+        **{package: versions.get(package, "") for package in ("jax", "jaxlib", "jaxrl_scale")},
     }
+
+
+_VECTORS = ("amx", "asimd", "avx", "fma", "sse", "sve")
+"""How the features of a processor begin on which XLA's choice of instructions depends."""
+
+
+def other_processors(hosts: Hosts, portable: bool) -> str | None:
+    """What the user is told where the processes are not compiled for alike."""
+    features: set[str] = set()
+    with suppress(OSError):
+        features = {word for word in processor_features().split() if word.startswith(_VECTORS)}
+    mine = [[] if portable else sorted(features), os.environ.get("XLA_FLAGS")]
+    all_of_them = hosts.gather("processor", mine)
+    for k, theirs in enumerate(all_of_them):
+        if theirs != all_of_them[0]:
+            return (
+                f"{hosts.name(k)} has another kind of processor or other XLA_FLAGS than process 0: "
+                "the run's bits depend on which process holds what (--portable, docs/exactness.md)"
+            )
+    return None
 
 
 def num_bytes(shapes: PyTree) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +27,14 @@ from jaxrl_scale.parallel.machine import (
 )
 from jaxrl_scale.parallel.placement import Placement
 from jaxrl_scale.types import Array
+
+
+@contextmanager
+def settings_of(config: Config) -> Iterator[None]:
+    """Compute as a run of this config does, whatever settings of JAX whoever calls has made for a
+    block of code of their own."""
+    with jax.default_matmul_precision(config.matmul_precision), jax.enable_x64(False):
+        yield
 
 
 def initialize(config: Config, hosts: Hosts | None = None) -> Placement:

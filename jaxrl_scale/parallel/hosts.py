@@ -463,12 +463,13 @@ def join(cluster: Cluster, launch: Launch) -> Hosts:
 
 def _warn_of_stranger(writer: StreamWriter, why: str) -> None:
     address = (writer.get_extra_info("peername") or ["an unknown address"])[0]
-    print(
-        f"warning: somebody at {address} connected to this run and was turned away: {why} "
-        "(told once; the run goes on)",
-        file=sys.stderr,
-        flush=True,
-    )
+    with contextlib.suppress(OSError, ValueError):  # it changes nothing, nor does a full disk
+        print(
+            f"warning: somebody at {address} connected to this run and was turned away: {why} "
+            "(told once; the run goes on)",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _enumerate(what: str, numbers: Sequence[int]) -> str:
