@@ -3,16 +3,17 @@
 import re
 from pathlib import Path
 
+import jax
 import pytest
 
 from jaxrl_scale import __main__ as package
 from jaxrl_scale import sweep
-from jaxrl_scale.config import command_line
+from jaxrl_scale.config import command_line, files
 from jaxrl_scale.search import space
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("*/*.md")]
-RLLIB = (ROOT / "docs" / "from_rllib.md").read_text()
+RLLIB, SB3 = ((ROOT / "docs" / f"from_{name}.md").read_text() for name in ("rllib", "sb3"))
 ALGORITHMS = {"The run": "ppo", "PPO": "ppo", "IMPALA, APPO": "impala", "DQN": "dqn"}
 ALGORITHMS |= {"Ape-X": "apex", "What 46 workers become": "ppo", "Ray Tune": None}
 
@@ -21,13 +22,14 @@ def options(text):
     return re.findall(r"--[\w.]+=[^\s`]+", text)
 
 
-def sections():
-    """Of the page for users of RLlib: the options of each row or line, beside its heading."""
-    for section in RLLIB.split("\n## ")[1:]:
+def sections(page=RLLIB, column=1):
+    """Of a page for users of other libraries: the options of each row or line, beside its
+    heading."""
+    for section in page.split("\n## ")[1:]:
         heading, *lines = section.splitlines()
         for line in lines:
-            cells = [*line.split(" | "), ""]
-            if found := options(cells[1] if line.startswith("|") else line):
+            cells = [*line.split(" | "), "", ""]
+            if found := options(cells[column] if line.startswith("|") else line):
                 yield heading, found
 
 
@@ -48,6 +50,32 @@ def test_each_name_beside_one_of_tune_is_an_option_of_a_sweep():
         assert given <= {*vars(args), *(r.split("=")[0].removeprefix("--") for r in rest)}
         if rest:
             assert len(space.split(rest)[1]) == len(rest)
+
+
+@pytest.mark.parametrize(("heading", "algo"), [("The run", "ppo"), ("PPO", "ppo"), ("DQN", "dqn")])
+def test_each_name_beside_one_of_stable_baselines_is_an_option(heading, algo):
+    rows = [found for section, found in sections(SB3, 2) if section == heading]
+    assert len(rows) > 5
+    for found in rows:
+        command_line.load([f"--algo={algo}", "--config=none", *found])
+
+
+def test_the_lines_of_python_for_users_of_stable_baselines_run(tmp_path, monkeypatch, capsys):
+    assert len(jax.devices()) == 8  # or training would start JAX, with one device for each core
+    monkeypatch.chdir(tmp_path)
+    (cell,) = re.findall(r"```python\n(.*?)```", SB3, re.DOTALL)
+    small = "config.replace(seed=1, wandb='disabled', num_envs=8, rollout_length=32, iterations=2"
+    small += ", hidden_sizes=(8,), algo=ppo.Config(minibatch_size=64))"
+    assert "config.replace(seed=1)" in cell
+    cell = cell.replace("config.replace(seed=1)", small).replace("total_steps=500_000, ", "")
+    names = {}
+    exec(cell, names)
+    assert names["agent"].config.seed == 1
+    assert names["agent"].act([0.0, 0.1, 0.0, -0.1]) in (0, 1)
+    shipped = files.shipped("CartPole-v1", "dqn")
+    assert (shipped.env, shipped.algo.name) == ("CartPole-v1", "dqn")
+    assert package.main(["runs", "--csv"]) == 0
+    assert "CartPole-v1" in capsys.readouterr().out
 
 
 def test_the_tables_have_all_headings():

@@ -219,7 +219,7 @@ class Runner:
         return {"devices": self.placement.names(), "reduction": self.placement.reduction}
 
     def evaluate(self, placed: State) -> dict[str, np.ndarray] | None:
-        """Undiscounted returns ``[P, episodes]`` of whole episodes with greedy actions, by the
+        """Undiscounted returns ``[P, episodes]`` of whole episodes, by the
         names of `make_evaluators`. Agents that are split over processes are evaluated by process 0
         alone, and the others get None."""
         seeds = state.held_by(self.placement, self.agents).seeds

@@ -229,7 +229,7 @@ class Trace(NamedTuple):
     steps: np.ndarray  # [R] environment steps of one agent
     seconds: np.ndarray  # [R] wall-clock time without compilation
     returns: np.ndarray  # [R, P] running mean return; of an agent that failed NaN
-    final: np.ndarray  # [P] greedy evaluation at the end; of an agent that failed NaN
+    final: np.ndarray  # [P] evaluation at the end; of an agent that failed NaN
     speed: float  # steps a second
     compile_seconds: float
     devices: int  # of all processes
