@@ -3,8 +3,8 @@
     python -m jaxrl_scale.train --config configs/pendulum.py
 
 Training takes 500,000 steps, which are about two seconds on two cores after compilation. The
-return is then about -168, and -216 for the worst of 64 agents. The mean return of the last 100
-episodes reaches -250 after about 140,000 steps (220,000 for the slowest agent).
+return is then about -169, and -295 for the worst of 64 agents. The mean return of the last 100
+episodes reaches -250 after about 143,000 steps (265,000 for the slowest agent).
 """
 
 from jaxrl_scale.algos import ppo

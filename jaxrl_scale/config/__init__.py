@@ -125,8 +125,9 @@ class Config:
     )
     target_return: float | None = option(
         None,
-        "the task counts as solved once the last 100 episodes have this mean return; if --env "
-        "names another environment than the config file, the return in the file is dropped",
+        "the task counts as solved once the latest iterations with at least 100 ended episodes "
+        "have this mean return, and the run goes on; if --env names another environment than the "
+        "config file, the return in the file is dropped",
         on_resume=True,
     )
 
@@ -145,13 +146,14 @@ class Config:
     reduction: Literal["auto", "exact", "fast"] = option(
         "auto",
         "how sums over shards are computed; exact: in one fixed order, so that results are equal "
-        "to the last bit on any number of devices; fast: as one big batch, so that results are "
+        "to the last bit on any number of CPU devices; fast: as one big batch, so that results are "
         "equal within rounding; auto: exact on CPUs, fast on GPUs",
     )
     portable: bool = option(
         False,
-        "give the same bits on all x86 processors that have AVX2 and FMA, not only on those of one "
-        "kind, which is slower where a processor has more; on CPUs, with exact sums",
+        "aim at the same bits on all x86 processors that have AVX2 and FMA, not only on those of "
+        "one kind (seen on AMD's Zen 4 and Zen 5), which is slower where a processor has more; on "
+        "CPUs, with exact sums",
     )
     matmul_precision: Literal["highest", "high", "default"] = option(
         "highest", "precision of matrix products; highest: float32 throughout"
@@ -216,17 +218,19 @@ class Launch:
 
     coordinator: str | None = option(
         None,
-        "address of process 0 as HOST[:PORT]; none: that of Slurm, of OpenMPI or of "
-        "JAX_COORDINATOR_ADDRESS",
+        "address of process 0 as HOST[:PORT]; none: JAX_COORDINATOR_ADDRESS, else that of OpenMPI, "
+        "else that of Slurm",
     )
     num_processes: int | None = option(
         None,
-        "number of processes of the run; none: that of Slurm, of OpenMPI or of JAX_NUM_PROCESSES",
+        "number of processes of the run; none: JAX_NUM_PROCESSES, else that of OpenMPI, else that "
+        "of Slurm",
         low=1,
     )
     process_id: int | None = option(
         None,
-        "index of this process, from 0; none: that of Slurm, of OpenMPI or of JAX_PROCESS_ID",
+        "index of this process, from 0; none: JAX_PROCESS_ID, else that of OpenMPI, else that of "
+        "Slurm",
         low=0,
     )
     start_timeout: float = option(

@@ -180,7 +180,7 @@ _GROUPS = {
 """Groups of --help, by the first field of each."""
 
 _DESCRIPTION = """\
-Train agents. The result depends on the config and its seed, and on nothing else.
+Train agents. The result depends on the config and its seed (and on the policy of --init_from).
 
   python -m jaxrl_scale.train --config configs/acrobot.py --num_seeds=8
   python -m jaxrl_scale.train --env=Pendulum-v1 --total_steps=1e6
@@ -192,7 +192,7 @@ algorithm, if there are any, and says from which file they are.
 """
 
 _EPILOG = (
-    'Numbers may be written as 1e6 or 1_000_000. "none" clears an option whose default is [none].\n'
+    'Numbers may be written as 1e6 or 1_000_000. "none" clears an option that may be none.\n'
     "\n" + status_table(FINISHED, MISTAKE, NOT_FINITE, INPUT_OUTPUT_ERROR, STOPPED, INTERRUPTED)
 )
 

@@ -16,7 +16,8 @@ A **row** is a flat dict. It has
   environment reports by itself (`jaxrl_scale.types.TimeStep`);
 - the metrics of the algorithm, which ``docs/metrics.md`` explains.
 
-With several agents each number is the interquartile mean over those that have not failed,
+With several agents a number that each of them has is the interquartile mean over those that have
+not failed; ``episodes``, ``env_steps`` and ``steps_per_second`` are those of all agents together;
 ``per_agent`` holds ``{metric: [one number for each agent]}``, and ``failed`` the indices of the
 agents of which some metric was not finite. ``null`` stands for a number that does not exist, and
 for NaN and infinities, which JSON does not know.
