@@ -821,6 +821,19 @@ def test_what_one_process_finds_damaged_all_skip(tmp_path, damaged):
     assert_all_have(restore_together([tmp_path] * 2), 2, history=5)
 
 
+def test_nothing_is_saved_where_processes_do_not_hold_the_same_of_an_agent(tmp_path):
+    def save(link: Link, k: int) -> None:
+        of_agents = {0: "the same", 1: "the same" if k < 2 else "another"}
+        checkpoints = Checkpoints(tmp_path, 2, link, held_by(k, 3), lambda _: of_agents)
+        checkpoints.save(1, part_of(whole_state(1), k, 3), {})
+        with pytest.raises(RunError, match="process 2 holds other parameters of agent 1 than"):
+            checkpoints.wait()
+        checkpoints.close()
+
+    in_processes(3, save)
+    assert names(tmp_path) == set()
+
+
 @pytest.mark.parametrize("shared", [True, False])
 def test_a_part_that_a_killed_run_left_behind_is_not_taken_over(tmp_path, shared):
     disks = [tmp_path] * 2 if shared else [tmp_path / "disk0", tmp_path / "disk1"]

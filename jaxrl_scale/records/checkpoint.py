@@ -181,12 +181,20 @@ class Checkpoints:
             raise RunError(message, INPUT_OUTPUT_ERROR) from error
 
     def _digest_of(self, state: PyTree, thread: str) -> str | None:
-        """The run's, from the digests of the agents of all processes."""
+        """The run's, from the digests of the agents of all processes. Raises a `RunError` where two
+        processes share an agent and do not hold the same of it."""
         if self._digests is None:
             return None
         held = list(self._digests(state).items())  # JSON knows no numbers as keys
-        agents = self.hosts.gather("digests", held, thread)
-        return of_run(dict(pair for pairs in agents for pair in pairs))
+        agents = dict[int, str]()
+        for k, pairs in enumerate(self.hosts.gather("digests", held, thread)):
+            for agent, digest in pairs:
+                if agents.setdefault(agent, digest) != digest:
+                    raise RunError(
+                        f"process {k} holds other parameters of agent {agent} than the processes "
+                        "before it; its processor, memory or libraries differ from theirs"
+                    )
+        return of_run(agents)
 
     def _gather(self, name: str, value: Any) -> list[Any]:
         return self.hosts.gather(name, value, thread="save")
