@@ -474,6 +474,7 @@ def test_a_run_is_the_same_within_a_block_that_has_settings_of_its_own(tmp_path,
         train(config_of(tmp_path / "run"))
         assert jnp.zeros(1, float).dtype == np.float64
     assert seen == [(np.float32, "highest")]
+    assert jnp.zeros(1, float).dtype == np.float32  # the block's settings end with it
 
 
 # --- what is counted ------------------------------------------------------------------------

@@ -107,7 +107,8 @@ def jax_settings_restored() -> Iterator[None]:
     """Give whoever trains within a program of their own their settings of JAX back, which
     `jaxrl_scale.parallel.backend.initialize` changes."""
     names = ("jax_default_matmul_precision", "jax_enable_x64")
-    before = {name: jax.config.values[name] for name in names}
+    with ThreadPoolExecutor(1) as thread:  # a block of code has settings in its own thread alone
+        before = thread.submit(lambda: {name: jax.config.values[name] for name in names}).result()
     try:
         yield
     finally:
