@@ -415,8 +415,9 @@ def _command(argv: list[str]) -> int:
         hosts.check_alike(
             prepare.settings(asked.base, None) | {k: str(x) for k, x in given.items()}
         )
-        if hosts.several:
+        if hosts.several or args.perturb_every:
             backend.initialize(asked.base, hosts)
+        _check_copies(asked.base, args.perturb_every)
         parts = _begun(asked) if hosts.leader else []
         if not is_shared(args.run_dir, hosts):
             raise RunError(
@@ -436,15 +437,6 @@ def _asked(args: argparse.Namespace, rest: list[str]) -> Asked:
             f"--perturb_every={args.perturb_every} should be below {base.num_iterations}, the "
             "iterations of the run"
         )
-    on_host = envs.on_host(envs.make(base.env, **base.env_kwargs))
-    if on_host and args.perturb_every % base.restart_every:
-        # A copy has a seed of its own, with which the simulators would not come to where its
-        # parent's are.
-        raise RunError(
-            f"--perturb_every={args.perturb_every} should be a multiple of restart_every="
-            f"{base.restart_every} for {base.env}, as agents can be copied only when their "
-            f"environments are made anew; try --restart_every={args.perturb_every}"
-        )
     last = base.seed + args.seeds + 2 * args.fresh_seeds - 1
     if last >= 2**31:
         raise RunError(
@@ -455,6 +447,17 @@ def _asked(args: argparse.Namespace, rest: list[str]) -> Asked:
     stops = [rungs.iterations(each, args.rungs, args.factor) for each in configs]
     plan = Plan(configs, stops, range(base.seed, base.seed + args.seeds), args.chunk)
     return Asked(args, base, ranges, settings, plan)
+
+
+def _check_copies(base: Config, every: int) -> None:
+    """Raise a `RunError` where agents on the host would be copied between two restarts: a copy has
+    a seed of its own, with which its simulators would not come to where its parent's are."""
+    if every % base.restart_every and envs.on_host(envs.make(base.env, **base.env_kwargs)):
+        raise RunError(
+            f"--perturb_every={every} should be a multiple of restart_every={base.restart_every} "
+            f"for {base.env}, as agents can be copied only when their environments are made anew; "
+            f"try --restart_every={every}"
+        )
 
 
 def _begun(asked: Asked) -> list[list[int]]:
