@@ -27,7 +27,8 @@ from targets import TARGETS
 
 from jaxrl_scale import envs
 from jaxrl_scale.config import command_line, files
-from jaxrl_scale.records.past_run import read_object, read_summary
+from jaxrl_scale.records.past_run import read_summary
+from jaxrl_scale.records.run_directory import read_object
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 ALGOS = ("ppo", "a2c", "impala", "dqn", "apex", "pqn", "sac")

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxrl_scale.records.past_run import read_object
+from jaxrl_scale.records.run_directory import read_object
 from jaxrl_scale.records.statistics import iqm
 
 TARGET = -80.0

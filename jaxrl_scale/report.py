@@ -14,15 +14,12 @@ from __future__ import annotations
 
 import os
 import sys
-
-if __name__ == "__main__":
-    # It plays one episode of one environment; a GPU is left to those that train.
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import jax
 
 from jaxrl_scale import commands
 from jaxrl_scale.errors import RunError, one_line
@@ -320,6 +317,10 @@ def _command(argv: list[str]) -> int:
         "newest checkpoint plays now; 0 plays none, and imports no environment [4]",
     )
     args = parser.parse_args(argv)
+    if "JAX_PLATFORMS" not in os.environ:
+        # It plays one episode of one environment; a GPU is left to those that train. JAX has read
+        # its variables by now.
+        jax.config.update("jax_platforms", "cpu")
     report(args.runs, args.out, args.episodes)
     return 0
 

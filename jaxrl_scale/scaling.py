@@ -29,6 +29,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -198,6 +199,7 @@ def together(
     first exit status that is not 0."""
     running: list[subprocess.Popen[bytes]] = []
     with io_errors(run), ExitStack() as leave:
+        leave.enter_context(ended_by_sigterm())
         run.mkdir(parents=True, exist_ok=True)
         for k, environment in enumerate(environments):
             log = leave.enter_context(open(run / f"process{k}.log", "ab"))
@@ -250,6 +252,20 @@ def pinned(threads: int | None, k: int) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, ours)
+
+
+@contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """While the block runs, a SIGTERM ends this process as an error does, so that what it has
+    started is stopped. Python leaves signals to the main thread; in any other this does nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
@@ -415,5 +431,4 @@ def _command(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sys.exit(main())

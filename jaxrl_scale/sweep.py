@@ -41,11 +41,12 @@ from jaxrl_scale.parallel.cluster import find
 from jaxrl_scale.parallel.hosts import Hosts, join
 from jaxrl_scale.records import statistics
 from jaxrl_scale.records.checkpoint import is_shared
-from jaxrl_scale.records.past_run import finished, read_object
+from jaxrl_scale.records.past_run import finished
 from jaxrl_scale.records.progress import Clock
 from jaxrl_scale.records.run_directory import (
     io_errors,
     plain,
+    read_object,
     refuse_run,
     replace_file,
     short,

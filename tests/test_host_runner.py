@@ -3,6 +3,7 @@ devices, the simulators' threads and the processes, and although no simulator ca
 
 import dataclasses
 import importlib.util
+import os
 import signal
 
 import algorithms
@@ -330,7 +331,9 @@ def test_an_environment_that_breaks_ends_the_run_in_one_line_and_closes_all(tmp_
     assert Poles.alive == before
 
 
-def test_two_processes_of_which_one_is_killed_and_one_alone_make_the_same_run(world, path):
+def test_two_processes_of_which_one_is_killed_and_one_alone_make_the_same_run(
+    world, path, monkeypatch
+):
     options = [
         *("--env", NAME, "--env_kwargs.limit", 40, "--env_kwargs.lives", 2),
         *("--restart_every", 3, "--iterations", 8, "--eval_episodes", 4, "--eval_every", 4),
@@ -347,9 +350,17 @@ def test_two_processes_of_which_one_is_killed_and_one_alone_make_the_same_run(wo
     well(ended({0: reference})[0])
     assert_same_run(whole, other)
     evaluation = summary(whole)["evaluation"]
+    threads, init = [], Poles.__init__
+
+    def noted(self, env, seeds, num_threads):
+        threads.append(num_threads)
+        init(self, env, seeds, num_threads)
+
+    monkeypatch.setattr(Poles, "__init__", noted)
     agent = load(whole)
     returns = agent.evaluate(episodes=4)
     assert returns.mean() == pytest.approx(evaluation["mean"])
+    assert set(threads) == {len(os.sched_getaffinity(0))}  # one for each core
     assert agent.act(np.zeros(4, np.float32)) in (0, 1)
 
 

@@ -53,6 +53,10 @@ def run(tmp_path):
     directory.close()
 
 
+def read(run, name):
+    return run_directory.read_object(run.path / name)
+
+
 def row(iteration, **more):
     return {
         "iteration": iteration,
@@ -174,8 +178,8 @@ def test_a_file_is_replaced_whole_or_not_at_all(run, monkeypatch):
     monkeypatch.setattr(os, "fsync", crash)
     with pytest.raises(RunError, match=r"cannot write .*data\.json: No space left"):
         run.write_json("data.json", {"a": 2})
-    assert run.read_json("data.json") == {"a": 1}
-    assert run.read_json("absent.json") is None
+    assert read(run, "data.json") == {"a": 1}
+    assert read(run, "absent.json") == {}
     assert {path.name for path in run.path.iterdir()} == {"data.json", ".lock"}
 
 
@@ -214,6 +218,12 @@ def test_a_run_directory_has_a_name_in_utf_8_and_may_begin_with_a_tilde(tmp_path
         pass
 
 
+def test_a_record_of_starts_that_cannot_be_read_is_told_in_one_line(tmp_path):
+    (tmp_path / "run.json").mkdir()
+    with pytest.raises(RunError, match=r"run\.json cannot be read: Is a directory"):
+        run_directory.read_starts(tmp_path)
+
+
 @pytest.mark.parametrize("damaged", ["[]", "{}", '{"starts": 3}', '{"starts": [3]}', "{"])
 def test_a_damaged_record_of_starts_is_told_in_one_line(tmp_path, damaged):
     assert run_directory.read_starts(tmp_path) == []
@@ -225,7 +235,7 @@ def test_a_damaged_record_of_starts_is_told_in_one_line(tmp_path, damaged):
 def test_every_start_is_recorded(run):
     run.record_start(["cpu:0"], resumed_from=None)
     run.record_start(["cpu:0", "cpu:1"], resumed_from=7)
-    first, second = run.read_json("run.json")["starts"]
+    first, second = read(run, "run.json")["starts"]
     assert (first["devices"], first["resumed_from"]) == (["cpu:0"], None)
     assert (second["devices"], second["resumed_from"]) == (["cpu:0", "cpu:1"], 7)
     assert first["host"] == socket.gethostname()
@@ -297,9 +307,9 @@ def test_the_summary_is_written_and_that_of_a_shorter_run_is_removed_on_resume(r
     sink = row_writer.RowWriter(run, QUIET, "test")
     sink.log(row(1))
     sink.close({"status": "done", "return_100": float("nan")}, 0)
-    assert run.read_json("summary.json") == {"status": "done", "return_100": None}
+    assert read(run, "summary.json") == {"status": "done", "return_100": None}
     write(run, QUIET, [2], resume_iteration=1)
-    assert run.read_json("summary.json") is None
+    assert read(run, "summary.json") == {}
 
 
 @needs_full_device
@@ -457,7 +467,8 @@ def wandb_rows(folder):
     ]
 
 
-def test_a_sweep_is_one_group_at_wandb_and_is_logged_once(tmp_path, capfd):
+def test_a_sweep_is_one_group_at_wandb_and_is_logged_once(tmp_path, capfd, monkeypatch):
+    monkeypatch.setenv("WANDB_PROJECT", "theirs")
     base = Config(wandb="offline", iterations=100)
     settings = [{"algo.gamma": 0.9}, {"algo.gamma": 0.99}]
     found = [
@@ -478,6 +489,7 @@ def test_a_sweep_is_one_group_at_wandb_and_is_logged_once(tmp_path, capfd):
         sent = {item.key: json.loads(item.value_json) for item in started.config.update}
         setting = [0.9, 0.99].index(sent["algo.gamma"])
         groups.add(started.run_group)
+        assert started.project == "theirs"
         assert started.display_name == f"setting {setting}"
         rows = [(r["env_steps"], r["return"]) for r in wandb_rows(folder)]
         assert rows == [(200, setting + 0.5)]
@@ -527,7 +539,7 @@ def test_wandb_offline_holds_the_rows_and_a_resumed_run_keeps_its_id(run, capfd,
     [_, second] = sorted((run.path / "wandb").glob("offline-run-*"))
     assert [r["env_steps"] for r in wandb_rows(second)] == [3000, 4000]
     [resumed] = [r.run for r in read_wandb(second) if r.HasField("run")]
-    assert resumed.run_id == started.run_id == run.read_json("wandb.json")["id"]
+    assert resumed.run_id == started.run_id == read(run, "wandb.json")["id"]
     assert resumed.display_name == "theirs"
     assert said == [
         f"wandb: run {started.run_id} goes on; it keeps the rows logged after the checkpoint "

@@ -6,7 +6,11 @@ import html
 import io
 import json
 import math
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +22,7 @@ from jaxrl_scale.figures import report_plots, video
 from jaxrl_scale.loop import agent
 from jaxrl_scale.records import past_run, statistics, study, terminal
 
+REPOSITORY = Path(__file__).parents[1]
 VERSIONS = {"python": "3.11.9", "jaxlib": "0.10.2", "numpy": "2.4.1"}
 
 
@@ -428,6 +433,20 @@ def test_the_command_writes_into_the_run_directory_and_names_every_file(tmp_path
     written = {line.removeprefix("wrote ") for line in lines}
     assert written == {str(file) for file in run.glob("report*")}
     assert str(run / "report.html") in written
+
+
+@pytest.mark.parametrize(("asked", "used"), [(None, "cpu"), ("cuda,cpu", "cuda,cpu")])
+def test_the_command_leaves_gpus_to_those_that_train(tmp_path, asked, used):
+    run = make_run(tmp_path / "a")
+    program = (
+        "import sys, jax; from jaxrl_scale.__main__ import main; main(sys.argv[1:])\n"
+        "print(jax.config.jax_platforms)"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "JAX_PLATFORMS"}
+    environment |= {"JAX_PLATFORMS": asked} if asked else {}
+    command = [sys.executable, "-c", program, "report", run, "--episodes=0"]
+    told = subprocess.check_output(command, env=environment, cwd=REPOSITORY, text=True)
+    assert told.splitlines()[-1] == used
 
 
 GOOD_ROW = {"iteration": 1, "env_steps": 64, "wall_seconds": 1, "compile_seconds": 1}

@@ -402,7 +402,7 @@ def test_an_interrupted_study_goes_on_where_it_was(world):
     long = study(world, "--threads=1", iterations=2000, log_every=40)
     long[3] = "interrupted"
     run = world.folder / "interrupted" / "strong-1x1-16envs" / "seed0-repeat0"
-    with world.start(*long, module="jaxrl_scale.scaling") as process:
+    with world.start("scaling", *long, module="jaxrl_scale") as process:
         while not (run / "metrics.jsonl").exists() or not rows(run):
             assert process.poll() is None, process.communicate()
             time.sleep(0.05)

@@ -26,6 +26,7 @@ from jaxrl_scale.loop.programs import with_programs
 from jaxrl_scale.loop.runner import Runner
 from jaxrl_scale.loop.state import Shared, time_of
 from jaxrl_scale.parallel import backend
+from jaxrl_scale.parallel.machine import visible_cores
 from jaxrl_scale.records import pieces
 from jaxrl_scale.records.checkpoint import restore_some
 from jaxrl_scale.types import Algorithm, Box, Environment, HostEnvironment, PyTree
@@ -111,7 +112,8 @@ class Agent:
         """Play whole episodes in our environment with all agents of the run. Returns
         ``[P, episodes]``."""
         with backend.settings_of(self.config):
-            placement = backend.place(self.config.replace(devices=None), jax.local_devices())
+            devices, cores = jax.local_devices(), len(visible_cores())
+            placement = backend.place(self.config.replace(devices=None), devices, cores)
             placement = with_programs(self.config, placement)
             name = f"play {episodes} {'greedy' if greedy else 'sampled'}"
             evaluator = make_evaluator(self.env, self.algo, placement, episodes, greedy, name)

@@ -21,7 +21,7 @@ from jaxrl_scale.config import Config, files
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.records import statistics
 from jaxrl_scale.records.rows import TIMINGS, Row, Summary, normalized, read_rows
-from jaxrl_scale.records.run_directory import short
+from jaxrl_scale.records.run_directory import read_object, short
 
 
 @dataclass(frozen=True)
@@ -313,21 +313,6 @@ _NEEDED: dict[Any, set[str]] = {
     _Record: {"starts"},
 }
 """What each must hold."""
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file, empty where there is no file."""
-    try:
-        data = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise RunError(f"{short(path)} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise RunError(f"{short(path)} is damaged: {error}") from None
-    if not isinstance(data, dict) or not data:
-        raise RunError(f"{short(path)} is damaged: it should hold a JSON object with fields")
-    return data
 
 
 def _check(data: Any, kind: Any, num_agents: int, where: str) -> None:

@@ -243,10 +243,6 @@ class RunDirectory:
             os.close(self._lock)
             self._lock = None
 
-    def read_json(self, name: str) -> dict[str, Any] | None:
-        """What `write_json` wrote to this file; ``None`` if it does not exist."""
-        return read_json(self.path / name)
-
     def write_json(self, name: str, data: dict[str, Any]) -> None:
         """Replace a file by new data. A crash leaves the old file or the new one, both whole."""
         write_json(self.path / name, data)
@@ -268,10 +264,9 @@ class RunDirectory:
 def read_starts(path: Path) -> list[dict[str, Any]]:
     """What `RunDirectory.record_start` has added to the ``run.json`` of a run so far."""
     file = path / "run.json"
-    recorded: Any = read_json(file)
-    if recorded is None:
+    if not (recorded := read_object(file)):
         return []
-    starts = recorded.get("starts") if isinstance(recorded, dict) else None
+    starts = recorded.get("starts")
     if not isinstance(starts, list) or not all(isinstance(one, dict) for one in starts):
         raise RunError(
             f"{short(file)} is damaged: it should have a list of starts; without the file the run "
@@ -280,14 +275,18 @@ def read_starts(path: Path) -> list[dict[str, Any]]:
     return starts
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
-    """The data in a JSON file; ``None`` if the file does not exist."""
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file, empty where there is no file."""
     try:
-        data: dict[str, Any] = json.loads(path.read_bytes())
+        data = json.loads(path.read_bytes())
     except FileNotFoundError:
-        return None
-    except ValueError as error:
+        return {}
+    except OSError as error:
+        raise RunError(f"{short(path)} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
         raise RunError(f"{short(path)} is damaged: {error}") from None
+    if not isinstance(data, dict) or not data:
+        raise RunError(f"{short(path)} is damaged: it should hold a JSON object with fields")
     return data
 
 

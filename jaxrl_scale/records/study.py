@@ -19,9 +19,9 @@ import numpy as np
 from jaxrl_scale.config import Config, files
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.records import statistics
-from jaxrl_scale.records.past_run import Trace, at, finished, read_object, read_trace
+from jaxrl_scale.records.past_run import Trace, at, finished, read_trace
 from jaxrl_scale.records.provenance import describe_machine
-from jaxrl_scale.records.run_directory import io_errors, short, write_json
+from jaxrl_scale.records.run_directory import io_errors, read_object, short, write_json
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from typing import Any
 
 from jaxrl_scale.config import Config
 from jaxrl_scale.config.files import flatten
-from jaxrl_scale.records.run_directory import RunDirectory, plain, short
+from jaxrl_scale.errors import one_line
+from jaxrl_scale.records.run_directory import RunDirectory, plain, read_object, short
 
 INIT_SECONDS = 20
 FINISH_SECONDS = 20  # less than the 30 s that Slurm leaves between SIGTERM and SIGKILL
@@ -58,7 +59,7 @@ class WandbSink:
         self.place: str | None = None  # where the run can be seen
         self._run, self._config, self._name = run, config, name
         self._mode, self._repeated, self._say = mode, repeated, say
-        stored = run.read_json("wandb.json") or {}
+        stored = read_object(run.path / "wandb.json")
         self._id = stored.get("id") or os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)
         run.write_json("wandb.json", {"id": self._id})
         # Unbounded, because rows come while wandb starts. A run has few rows, and they are small.
@@ -165,4 +166,4 @@ def quiet(wandb: Any) -> Any:
 
 def reason(error: BaseException) -> str:
     """An error in one short line."""
-    return " ".join(str(error).split())[:150] or type(error).__name__
+    return one_line(error)[:150] or type(error).__name__

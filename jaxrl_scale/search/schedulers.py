@@ -9,8 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxrl_scale.config import Config
-from jaxrl_scale.records.past_run import read_object
-from jaxrl_scale.records.run_directory import write_json
+from jaxrl_scale.records.run_directory import read_object, write_json
 from jaxrl_scale.search import model, population, results, rungs, space
 from jaxrl_scale.search.plan import Chunk, Plan, Start, chunk_of, configs_of
 from jaxrl_scale.search.results import Outcome

@@ -11,9 +11,8 @@ import numpy as np
 
 from jaxrl_scale.config import Config, command_line
 from jaxrl_scale.config.files import flatten
-from jaxrl_scale.records.past_run import read_object
-from jaxrl_scale.records.run_directory import plain, short, write_json
-from jaxrl_scale.records.wandb_log import quiet, reachable, reason
+from jaxrl_scale.records.run_directory import plain, read_object, short, write_json
+from jaxrl_scale.records.wandb_log import project_of, quiet, reachable, reason
 from jaxrl_scale.search.results import Outcome, Ranked, iqm_curve
 from jaxrl_scale.search.space import Setting
 
@@ -57,7 +56,7 @@ def _log_all(
     for place, one in enumerate(ranks, 1):
         config = command_line.with_options(base, settings[one.setting])
         run = wandb.init(
-            project=base.wandb_project,
+            project=project_of(base),
             group=f"{folder.name}-{group}",
             id=f"{group}-{one.setting}",
             name=f"setting {one.setting}",
