@@ -114,10 +114,8 @@ def read(folder: Path) -> list[Drawn]:
             groups.setdefault(path.parents[1], []).append(past_run.read(path.parent))
     if not groups:
         raise RunError(f"no run of {short(folder)} has come to its end")
-    envs, configs = (
-        list(dict.fromkeys(sorted(part(path) for path in groups)))
-        for part in (lambda path: path.parent.name, lambda path: path.name)
-    )
+    envs = sorted({path.parent.name for path in groups})
+    configs = sorted({path.name for path in groups})
     shown = []
     for path, several in groups.items():
         several.sort(key=lambda run: run.config.seed)

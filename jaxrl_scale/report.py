@@ -61,7 +61,7 @@ class Episode(NamedTuple):
     text: str
 
 
-def episode(one: Drawn, folder: Path) -> Episode:
+def episode(one: Drawn) -> Episode:
     """``episode.gif`` of the run, or else an episode that its newest checkpoint plays now."""
     from jaxrl_scale.loop.agent import load
 
@@ -72,12 +72,12 @@ def episode(one: Drawn, folder: Path) -> Episode:
             if len(gif) > EPISODE_BYTES:
                 import imageio.v3 as iio
 
-                gif, every = small_gif(list(iio.imread(gif)[..., :3]), EPISODE_BYTES, folder)
+                gif, every = small_gif(list(iio.imread(gif)[..., :3]), EPISODE_BYTES)
                 text += f", every {every}. frame" * (every > 1)
             return Episode(one.label, gif, text)
         agent = load(run.path)
         frames = agent.record(greedy=run.config.eval_greedy)
-        gif, every = small_gif(frames, EPISODE_BYTES, folder)
+        gif, every = small_gif(frames, EPISODE_BYTES)
     except RunError as error:
         return Episode(one.label, b"", str(error).replace(str(run.path), "the run"))
     except Exception as error:  # whatever a foreign environment raises, the report is wanted
@@ -270,7 +270,7 @@ def write(
     played = []
     for one in shown[:episodes]:
         with commands.working(f"an episode of {one.label}"):
-            played.append(episode(one, out.parent))
+            played.append(episode(one))
     files = {f"{out.stem}-{plot.name}.png": plot.png for some in plots for plot in some}
     for k, found in enumerate(played):
         if found.gif:

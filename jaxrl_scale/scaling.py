@@ -88,8 +88,8 @@ def plan(args: argparse.Namespace, options: Sequence[str]) -> list[Point]:
             threads = threads or (equal if gpus else min(equal, wanted or equal))
             if processes * threads > cores:
                 raise RunError(
-                    f"{processes}x{threads}: so many processes and cores of each take "
-                    f"{processes * threads} cores, but this machine has {cores}"
+                    f"--processes={processes}x{threads} takes {processes * threads} cores, "
+                    f"and this machine has {cores}"
                 )
         everywhere = (nodes or 1) * processes
         if config.num_shards % everywhere and config.num_seeds % everywhere:

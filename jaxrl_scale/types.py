@@ -47,6 +47,10 @@ class Discrete:
     def shape(self) -> tuple[int, ...]:
         return ()
 
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype(np.int32)
+
 
 @dataclass(frozen=True)
 class Box:
@@ -55,6 +59,10 @@ class Box:
     low: float
     high: float
     shape: tuple[int, ...]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -236,7 +244,7 @@ class Pool(NamedTuple):
     """
 
     num_shards: int
-    """Shards of the whole run, ``S`` times the number of devices."""
+    """Shards of an agent, on all devices."""
     shard_index: Callable[[], Array]
     """The global indices of the shards at hand, ``[S]`` int32."""
     map: Callable[..., PyTree]

@@ -182,7 +182,7 @@ def test_the_running_sum_is_a_running_sum():
     [
         (
             {"batch_size": 100},
-            "batch_size=100 does not divide by num_shards=8; try algo.batch_size=96",
+            "batch_size=100 does not divide by num_shards=8; try algo.batch_size=104",
         ),
         ({"replay_size": 3000}, "= 64 * 16 = 1024 steps, at least 2048; try algo.replay_size=3072"),
         ({"replay_size": 1024}, "at least 2048; try algo.replay_size=2048"),

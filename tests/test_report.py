@@ -145,7 +145,7 @@ def page_of(*runs):
 
 def episode_of(run):
     (found,) = report.read_runs([run])
-    return report.episode(found, run)[1:]
+    return report.episode(found)[1:]
 
 
 def table_after(page, heading):

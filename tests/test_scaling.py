@@ -284,10 +284,7 @@ def test_the_axes_are_combined(monkeypatch):
         (["--seeds=1,2"], "--seeds: '1,2' should be a whole number of at least 1"),
         (["--mode=soft"], "--mode=soft should be one of strong, weak, both"),
         (["--processes=3"], "3 processes divide neither num_shards=8 nor num_seeds=1; try 2"),
-        (
-            ["--processes=16x1"],
-            "16x1: so many processes and cores of each take 16 cores, but this",
-        ),
+        (["--processes=16x1"], "--processes=16x1 takes 16 cores, and this machine has"),
         (["--processes=1x2", "--threads=2"], "--processes gives the cores already (1x32); leave"),
         (["--devices=3"], "devices=3 divides neither num_shards=8 nor num_seeds=1"),
         (["--num_envs=100"], "num_envs=100 does not divide by num_shards=8"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-from jaxrl_scale.errors import RunError
+from jaxrl_scale.errors import RunError, nearest
 
 _NAMES = ("ppo", "a2c", "impala", "pqn", "dqn", "apex", "sac")
 
@@ -18,8 +18,6 @@ def names() -> tuple[str, ...]:
 def get(name: str) -> ModuleType:
     """The algorithm's module; `RunError` for a name that is none."""
     if name not in _NAMES:
-        from jaxrl_scale.errors import nearest
-
         raise RunError(
             f"algorithm {name!r} does not exist (there are: {', '.join(_NAMES)})"
             f"{nearest(name, _NAMES)}"

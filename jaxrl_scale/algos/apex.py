@@ -65,10 +65,7 @@ class Config:
     optimizer_epsilon: float = common.optimizer_epsilon()
     normalize_observations: bool = common.normalize_observations()
 
-    @property
-    def depends_on_budget(self) -> bool:
-        """Whether a longer run differs from a shorter one before the shorter one ends."""
-        return self.lr_schedule != "constant"
+    depends_on_budget = property(common.has_schedule)
 
     def check(self, config: Sizes) -> None:
         replay.check(config, self.replay_size, self.batch_size, self.n_step)

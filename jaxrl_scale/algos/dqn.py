@@ -14,10 +14,10 @@ import jax
 from jax.flatten_util import ravel_pytree
 
 from jaxrl_scale.algos import common, q_learning
-from jaxrl_scale.algos.q_learning import Actor, Shared
-from jaxrl_scale.learning import networks, normalize, optim, replay
+from jaxrl_scale.algos.q_learning import Shared
+from jaxrl_scale.learning import networks, optim, replay
 from jaxrl_scale.options import Sizes, option, register
-from jaxrl_scale.types import Algorithm, Array, EnvSpec, Key, Metrics, Pool, PyTree, Rollout, Time
+from jaxrl_scale.types import Algorithm, Array, EnvSpec, Key, Metrics, Pool, Rollout, Time
 
 
 @register
@@ -48,10 +48,7 @@ class Config:
     normalize_observations: bool = common.normalize_observations()
     shard_losses: bool = option(False, "report the mean loss of every shard, too")
 
-    @property
-    def depends_on_budget(self) -> bool:
-        """Whether a longer run differs from a shorter one before the shorter one ends."""
-        return self.lr_schedule != "constant" or self.epsilon_start != self.epsilon_end
+    depends_on_budget = property(q_learning.has_schedule)
 
     def check(self, config: Sizes) -> None:
         replay.check(config, self.replay_size, self.batch_size, self.n_step)
@@ -62,23 +59,6 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
     network = networks.make_q(config, spec, dueling=config.algo.dueling)
     num_rows = config.algo.replay_size // pool.num_shards
     rows = config.steps_per_iteration // pool.num_shards  # of an iteration, in a shard's ring
-
-    def actor(shared: Shared, time: Time) -> Actor:
-        epsilon = q_learning.linear_epsilon(shared.options, time.progress)
-        return Actor(shared.params, shared.observation, epsilon, shared.options.epsilon_end)
-
-    def act(
-        actor: Actor,
-        local: replay.Ring | None,
-        carry: PyTree,
-        obs: Array,
-        is_first: Array,
-        key: Key,
-        greedy: bool = False,
-    ) -> tuple[Array, PyTree, PyTree]:
-        q = network.apply(actor.params, normalize.apply(actor.observation, obs))
-        epsilon = actor.final_epsilon if local is None else actor.epsilon
-        return q.argmax(-1) if greedy else q_learning.epsilon_greedy(key, q, epsilon), carry, ()
 
     def update(
         shared: Shared, ring: replay.Ring, rollout: Rollout, key: Key, time: Time
@@ -120,7 +100,7 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
             of_shards = metrics.pop("loss_shard") * pool.num_shards
             metrics |= {f"loss_shard_{k}": x for k, x in enumerate(of_shards)}
         metrics["learning_rate"] = optimizer.learning_rate
-        metrics["epsilon"] = actor(shared, time).epsilon
+        metrics["epsilon"] = q_learning.actor(shared, time).epsilon
         metrics["replay"] = stored.stored / num_rows
         return q_learning.advance(pool, shared, moved, updates, rollout), ring, metrics
 
@@ -130,7 +110,7 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         ),
         init_local=lambda key, shard_index: replay.init(spec, num_rows),
         init_carry=lambda num_envs: (),
-        actor=actor,
-        act=act,
+        actor=q_learning.actor,
+        act=q_learning.acting(network),
         update=update,
     )

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from jaxrl_scale.algos import common, q_learning
-from jaxrl_scale.algos.q_learning import Actor
 from jaxrl_scale.learning import networks, normalize, optim, permute, returns
 from jaxrl_scale.options import Sizes, check_minibatches, option, register
 from jaxrl_scale.types import Algorithm, Array, EnvSpec, Key, Metrics, Pool, PyTree, Rollout, Time
@@ -52,10 +51,7 @@ class Config:
     normalize_observations: bool = common.normalize_observations()
     scale_rewards: bool = common.scale_rewards()
 
-    @property
-    def depends_on_budget(self) -> bool:
-        """Whether a longer run differs from a shorter one before the shorter one ends."""
-        return self.lr_schedule != "constant" or self.epsilon_start != self.epsilon_end
+    depends_on_budget = property(q_learning.has_schedule)
 
     def check(self, config: Sizes) -> None:
         check_minibatches(config, self.minibatch_size)
@@ -101,23 +97,6 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         discounted = normalize.init(options.scale_rewards)
         return Shared(options, params, optimizer, observation, discounted)
 
-    def actor(shared: Shared, time: Time) -> Actor:
-        epsilon = q_learning.linear_epsilon(shared.options, time.progress)
-        return Actor(shared.params, shared.observation, epsilon, shared.options.epsilon_end)
-
-    def act(
-        actor: Actor,
-        local: Array | None,
-        carry: PyTree,
-        obs: Array,
-        is_first: Array,
-        key: Key,
-        greedy: bool = False,
-    ) -> tuple[Array, PyTree, PyTree]:
-        q = network.apply(actor.params, normalize.apply(actor.observation, obs))
-        epsilon = actor.final_epsilon if local is None else actor.epsilon
-        return q.argmax(-1) if greedy else q_learning.epsilon_greedy(key, q, epsilon), carry, ()
-
     def shard_samples(shared: Shared, rollout: Rollout) -> Samples:
         """The steps of one shard's rollout ``[T, B]`` with their λ-returns, ``[T * B]``."""
         options, weights = shared.options, networks.Weights(shared.params, shared.observation)
@@ -155,7 +134,7 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
             options.epochs * minibatches, gradient_step, (params, shared.optimizer)
         )
         metrics["learning_rate"] = optimizer.learning_rate
-        metrics["epsilon"] = actor(shared, time).epsilon
+        metrics["epsilon"] = q_learning.actor(shared, time).epsilon
         observation = normalize.update(
             pool.after(params), shared.observation, rollout.obs[:, :-1], rollout.valid
         )
@@ -165,7 +144,7 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         init_shared=init_shared,
         init_local=lambda key, shard_index: jnp.zeros(config.envs_per_shard),  # discounted returns
         init_carry=lambda num_envs: (),
-        actor=actor,
-        act=act,
+        actor=q_learning.actor,
+        act=q_learning.acting(network),
         update=update,
     )

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
+from jaxrl_scale.algos import common
 from jaxrl_scale.learning import networks, normalize, optim, replay
 from jaxrl_scale.learning.networks import Weights
 from jaxrl_scale.options import Sizes
@@ -78,6 +79,36 @@ def epsilon_greedy(key: Key, q: Array, epsilon: Array | float) -> Array:
     explore = jax.random.uniform(key_explore, q.shape[:-1]) < epsilon
     anything = jax.random.randint(key_action, q.shape[:-1], 0, q.shape[-1])
     return jnp.where(explore, anything, q.argmax(-1))
+
+
+def has_schedule(options: Any) -> bool:
+    """As `common.has_schedule`, of an exploration that falls, too."""
+    return common.has_schedule(options) or options.epsilon_start != options.epsilon_end
+
+
+def actor(shared: Any, time: Time) -> Actor:
+    """`types.Algorithm.actor` of DQN and PQN."""
+    epsilon = linear_epsilon(shared.options, time.progress)
+    return Actor(shared.params, shared.observation, epsilon, shared.options.epsilon_end)
+
+
+def acting(network: networks.QNetwork) -> Callable[..., tuple[Array, PyTree, PyTree]]:
+    """`types.Algorithm.act` of DQN and PQN."""
+
+    def act(
+        actor: Actor,
+        local: PyTree | None,
+        carry: PyTree,
+        obs: Array,
+        is_first: Array,
+        key: Key,
+        greedy: bool = False,
+    ) -> tuple[Array, PyTree, PyTree]:
+        q = network.apply(actor.params, normalize.apply(actor.observation, obs))
+        epsilon = actor.final_epsilon if local is None else actor.epsilon
+        return q.argmax(-1) if greedy else epsilon_greedy(key, q, epsilon), carry, ()
+
+    return act
 
 
 # --- the loss ---------------------------------------------------------------------------------

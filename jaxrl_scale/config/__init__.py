@@ -308,11 +308,11 @@ def check(config: Config) -> None:
 def check_kind(config: Any) -> None:
     """Raise a `RunError` unless it is an instance of `Config`: no dict, no path and no class."""
     if not isinstance(config, Config):
-        shown = f"the class {config.__qualname__}" if isinstance(config, type) else repr(config)
+        given = f"the class {config.__qualname__}" if isinstance(config, type) else repr(config)
         read = "jaxrl_scale.config.files.read_file"
         hint = f"; {read} reads one from a file" if isinstance(config, str | Path) else ""
         raise RunError(
-            f"config={one_line(shown)[:100]} should be an instance of jaxrl_scale.Config{hint}"
+            f"config={one_line(given)[:100]} should be an instance of jaxrl_scale.Config{hint}"
         )
 
 
@@ -320,8 +320,8 @@ def check_algo(algo: Any) -> None:
     """Raise a `RunError` unless it is an instance of an algorithm's ``Config``: neither its name
     nor the class."""
     if isinstance(algo, type) or not dataclasses.is_dataclass(algo) or not hasattr(algo, "name"):
-        shown = algo.__qualname__ if isinstance(algo, type) else repr(algo)[:100]
+        given = algo.__qualname__ if isinstance(algo, type) else repr(algo)
         raise RunError(
-            f"algo={shown} should be an instance of an algorithm's Config, "
+            f"algo={one_line(given)[:100]} should be an instance of an algorithm's Config, "
             f"such as jaxrl_scale.algos.{algos.names()[0]}.Config()"
         )

@@ -60,7 +60,7 @@ class Acrobot:
 
     def __post_init__(self) -> None:
         if self.book_or_nips not in ("book", "nips"):
-            raise ValueError(f"book_or_nips is 'book' or 'nips', not {self.book_or_nips!r}")
+            raise ValueError(f"book_or_nips={self.book_or_nips!r} should be 'book' or 'nips'")
 
     @property
     def spec(self) -> EnvSpec:
@@ -96,9 +96,8 @@ class Acrobot:
             theta1_dot = jnp.clip(theta1_dot, -self.max_vel_1, self.max_vel_1)
             theta2_dot = jnp.clip(theta2_dot, -self.max_vel_2, self.max_vel_2)
             (sin1, cos1), (sin2, cos2) = _sin_cos(theta1), _sin_cos(theta2)
-            height = -cos1 - (
-                cos1 * cos2 - sin1 * sin2
-            )  # of the tip, in m, for links of 1 m as in Gymnasium
+            # Of the tip, in m, for links of 1 m as in Gymnasium.
+            height = -cos1 - (cos1 * cos2 - sin1 * sin2)
             above = height > 1.0
             obs = jnp.stack([cos1, sin1, cos2, sin2, theta1_dot, theta2_dot]).astype(dtype)
             new = AcrobotState(*(x.astype(dtype) for x in (theta1, theta2, theta1_dot, theta2_dot)))
@@ -189,9 +188,8 @@ def _sin_cos(angle: Array) -> tuple[Array, Array]:
     """
     turns = jnp.round(angle / math.pi)
     rest = angle - math.pi * turns  # in ±π/2
-    sign = 1 - 2 * (
-        turns - 2 * jnp.floor(turns / 2)
-    )  # an odd number of half turns flips both signs
+    # An odd number of half turns flips both signs.
+    sign = 1 - 2 * (turns - 2 * jnp.floor(turns / 2))
     square = jnp.square(rest)
     sin = cos = jnp.zeros_like(angle)
     for power in range(18, -1, -2):

@@ -47,8 +47,8 @@ class CartPole:
     def __post_init__(self) -> None:
         if self.kinematics_integrator not in ("euler", "semi-implicit euler"):
             raise ValueError(
-                "kinematics_integrator is 'euler' or 'semi-implicit euler', "
-                f"not {self.kinematics_integrator!r}"
+                f"kinematics_integrator={self.kinematics_integrator!r} should be 'euler' or "
+                "'semi-implicit euler'"
             )
 
     @property

@@ -53,10 +53,7 @@ def check_env(env: Any, name: str | None = None) -> None:
     state, seen = returned
     _check_array(what, "reset", "observation", seen, observation, "spec says")
 
-    if isinstance(spec.action, Discrete):
-        action = jax.ShapeDtypeStruct((), jnp.int32)
-    else:
-        action = jax.ShapeDtypeStruct(spec.action.shape, jnp.float32)
+    action = jax.ShapeDtypeStruct(spec.action.shape, spec.action.dtype)
     returned = _trace(what, env, "step(key, state, action)", key, state, action)
     if not (isinstance(returned, tuple) and len(returned) == 2) or not isinstance(
         returned[1], TimeStep

@@ -80,6 +80,5 @@ def _random_action(space: Discrete | Box, key: Key) -> Array:
 
 
 def _as_sent(space: Discrete | Box, action: Any) -> Array:
-    if isinstance(space, Discrete):
-        return jnp.asarray(action, jnp.int32)
-    return jnp.clip(jnp.asarray(action, jnp.float32), space.low, space.high)
+    action = jnp.asarray(action, space.dtype)
+    return jnp.clip(action, space.low, space.high) if isinstance(space, Box) else action

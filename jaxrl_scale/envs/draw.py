@@ -20,10 +20,8 @@ class Canvas:
     """A white picture to draw shapes on. It is drawn at four times its size and then reduced."""
 
     def __init__(self, width: int, height: int) -> None:
-        try:
-            from PIL import Image, ImageDraw
-        except ImportError as error:
-            raise ImportError("drawing an environment needs Pillow: pip install pillow") from error
+        from PIL import Image, ImageDraw
+
         self._size = (width, height)
         large = (width * _OVERSAMPLING, height * _OVERSAMPLING)
         self._image = Image.new("RGB", large, (255, 255, 255))

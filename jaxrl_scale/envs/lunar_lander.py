@@ -61,7 +61,7 @@ class LunarLander:
 
     def __post_init__(self) -> None:
         if not -12.0 < self.gravity < 0.0:
-            raise ValueError(f"gravity is between -12 and 0, not {self.gravity}")
+            raise ValueError(f"gravity={self.gravity} should be between -12 and 0")
         for name, most in (("wind_power", 20.0), ("turbulence_power", 2.0)):
             if not 0.0 <= getattr(self, name) <= most:
                 warnings.warn(
@@ -71,7 +71,7 @@ class LunarLander:
                 )
         for name in ("velocity_iterations", "position_iterations"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} is at least 1, not {getattr(self, name)}")
+                raise ValueError(f"{name}={getattr(self, name)} should be at least 1")
 
     @property
     def spec(self) -> EnvSpec:

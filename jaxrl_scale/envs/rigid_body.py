@@ -266,9 +266,8 @@ def collide(corners: Vec, normals: Vec, center: Vec, v1: Vec, v2: Vec) -> Manifo
     """
     count = corners.x.shape[0]
     gap = separate(corners, normals, center, v1, v2)
-    on_ground = ~(
-        gap.of_side > 0.98 * gap.of_edge + 0.001
-    )  # prefers the ground, so that a body at rest stays at rest
+    # It prefers the ground, so that a body at rest stays at rest.
+    on_ground = ~(gap.of_side > 0.98 * gap.of_edge + 0.001)
 
     # The ground as reference clips the side most opposed to it; a side of the polygon, the
     # least deep, clips the edge.

@@ -31,13 +31,8 @@ def write_video(path: Path, frames: Sequence[np.ndarray], fps: int = 30) -> None
     """Write frames as ``.gif``, or as ``.mp4`` where the ffmpeg command is installed."""
     check_video(path)
     if path.suffix == ".gif":
-        import imageio.v3 as iio
-
         # imageio would leave half a file, and a traceback of its own, on a full disk.
-        gif = iio.imwrite(
-            "<bytes>", np.stack(frames), extension=".gif", duration=1000 / fps, loop=0
-        )
-        replace_file(path, gif)
+        replace_file(path, gif(frames, fps))
         return
     height, width = frames[0].shape[:2]
     command = f"ffmpeg -y -loglevel error -f rawvideo -pix_fmt rgb24 -s {width}x{height}"
@@ -50,22 +45,27 @@ def write_video(path: Path, frames: Sequence[np.ndarray], fps: int = 30) -> None
         raise RunError(f"cannot write {path}: ffmpeg says {' '.join(reason)}", INPUT_OUTPUT_ERROR)
 
 
-def small_gif(frames: Sequence[np.ndarray], most_bytes: int, folder: Path) -> tuple[bytes, int]:
-    """A GIF of at most ``most_bytes``, and how many frames each of its frames stands for. It is
-    drawn in ``folder``, and fewer and smaller frames are tried until it fits."""
+def gif(frames: Sequence[np.ndarray], fps: int = 30) -> bytes:
+    """Frames as a GIF that plays for ever."""
+    import imageio.v3 as iio
+
+    written: bytes = iio.imwrite(
+        "<bytes>", np.stack(frames), extension=".gif", duration=1000 / fps, loop=0
+    )
+    return written
+
+
+def small_gif(frames: Sequence[np.ndarray], most_bytes: int) -> tuple[bytes, int]:
+    """A GIF of at most ``most_bytes``, and how many frames each of its frames stands for. Fewer and
+    smaller frames are tried until it fits."""
     from PIL import Image
 
     every, width = math.ceil(len(frames) / _MOST_FRAMES), min(frames[0].shape[1], _MOST_WIDTH)
-    path = folder / ".episode.gif"
-    try:
-        while True:
-            height = max(1, round(frames[0].shape[0] * width / frames[0].shape[1]))
-            images = [Image.fromarray(frame).resize((width, height)) for frame in frames[::every]]
-            # A long episode is shown faster than it went by, not as a slide show.
-            write_video(path, [np.asarray(i) for i in images], max(10, round(30 / every)))
-            gif = path.read_bytes()
-            if len(gif) <= most_bytes or width < 2:
-                return gif, every
-            every, width = 2 * every, round(0.8 * width)
-    finally:
-        path.unlink(missing_ok=True)
+    while True:
+        height = max(1, round(frames[0].shape[0] * width / frames[0].shape[1]))
+        images = [Image.fromarray(frame).resize((width, height)) for frame in frames[::every]]
+        # A long episode is shown faster than it went by, not as a slide show.
+        written = gif([np.asarray(image) for image in images], max(10, round(30 / every)))
+        if len(written) <= most_bytes or width < 2:
+            return written, every
+        every, width = 2 * every, round(0.8 * width)

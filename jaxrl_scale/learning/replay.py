@@ -20,8 +20,8 @@ import jax.numpy as jnp
 
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.learning import optim
-from jaxrl_scale.options import Sizes
-from jaxrl_scale.types import Array, Box, EnvSpec, Key, Rollout
+from jaxrl_scale.options import Sizes, check_divides
+from jaxrl_scale.types import Array, EnvSpec, Key, Rollout
 
 
 class Ring(NamedTuple):
@@ -58,10 +58,9 @@ class Transition(NamedTuple):
 def init(spec: EnvSpec, num_rows: int) -> Ring:
     """An empty ring of one shard."""
     no = jnp.zeros(num_rows, bool)
-    action_dtype = jnp.float32 if isinstance(spec.action, Box) else jnp.int32
     return Ring(
         obs=jnp.zeros((num_rows, *spec.observation_shape), spec.observation_dtype),
-        action=jnp.zeros((num_rows, *spec.action.shape), action_dtype),
+        action=jnp.zeros((num_rows, *spec.action.shape), spec.action.dtype),
         reward=jnp.zeros(num_rows),
         terminated=no,
         truncated=no,
@@ -155,12 +154,8 @@ def bootstrap(reward: Array, discount: Array, value: Array) -> Array:
 
 def check(config: Sizes, replay_size: int, batch_size: int, n: int) -> None:
     """Raise a `RunError` where replay does not divide into iterations, or a batch into shards."""
-    steps, shards = config.steps_per_iteration, config.num_shards
-    if batch_size % shards:
-        raise RunError(
-            f"algo.batch_size={batch_size} does not divide by num_shards={shards}; "
-            f"try algo.batch_size={max(1, round(batch_size / shards)) * shards}"
-        )
+    steps = config.steps_per_iteration
+    check_divides(batch_size, "algo.batch_size", config.num_shards, "num_shards")
     least = (1 - (-n // config.rollout_length)) * steps
     if replay_size % steps or replay_size < least:
         raise RunError(

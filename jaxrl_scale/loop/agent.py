@@ -29,7 +29,7 @@ from jaxrl_scale.parallel import backend
 from jaxrl_scale.parallel.machine import visible_cores
 from jaxrl_scale.records import pieces
 from jaxrl_scale.records.checkpoint import restore_some
-from jaxrl_scale.types import Algorithm, Box, Environment, HostEnvironment, PyTree
+from jaxrl_scale.types import Algorithm, Environment, HostEnvironment, PyTree
 from jaxrl_scale.user_code import errors_in_one_line
 
 LONGEST_VIDEO = 1_000
@@ -103,9 +103,7 @@ class Agent:
             action, self._carry, _ = self._compiled_act(
                 actor, None, self._carry, batch, first, key, greedy
             )
-        out = np.asarray(action)
-        if isinstance(spec.action, Box):
-            out = np.clip(out, spec.action.low, spec.action.high)
+        out = host_rollout.clipped(spec, np.asarray(action))
         return out[0] if one else out
 
     def evaluate(self, episodes: int = 128, greedy: bool = True) -> np.ndarray:
@@ -198,7 +196,8 @@ class Agent:
         env: Any = self.env
         if getattr(env, "render", None) is None:
             raise RunError(
-                f"{self.env.spec.id} has no method render(state) that draws it, so no video"
+                f"{self.env.spec.id} has no method render(state) that draws it, so there can be no "
+                "video"
             )
         key_act, key_reset, key_steps = jax.random.split(jax.random.key(seed), 3)
         self.reset()
@@ -235,7 +234,9 @@ class Agent:
             for simulator, _, done in played:
                 render = getattr(simulator, "render", None)
                 if render is None:
-                    raise RunError(f"{env.spec.id} has no simulator with render(), so no video")
+                    raise RunError(
+                        f"{env.spec.id} has no simulator with render(), so there can be no video"
+                    )
                 yield render(), done
 
 

@@ -68,13 +68,8 @@ def fresh(spec: EnvSpec, leading: Shape, length: int, num_envs: int) -> Games:
 
 
 def _stored_dtype(spec: EnvSpec) -> Any:
-    """The smallest dtype that holds an action."""
+    """The smallest that holds an action; environments and algorithms see the space's own."""
     return np.float32 if isinstance(spec.action, Box) else np.min_scalar_type(spec.action.n - 1)
-
-
-def _sent_dtype(spec: EnvSpec) -> Any:
-    """That of the actions which environments and algorithms see."""
-    return np.float32 if isinstance(spec.action, Box) else np.int32
 
 
 def empty(spec: EnvSpec, leading: Shape, length: int, num_envs: int, extras: PyTree) -> Gathered:
@@ -85,7 +80,7 @@ def empty(spec: EnvSpec, leading: Shape, length: int, num_envs: int, extras: PyT
       extras: room for those, ``[D, P', S', T, B, …]``.
     """
 
-    def each(steps: int, dtype: type, *shape: int) -> Any:
+    def each(steps: int, dtype: Any, *shape: int) -> Any:
         return np.empty((*leading, steps, num_envs, *shape), dtype)
 
     flags = {name: each(length, bool) for name in ("terminated", "truncated", "valid")}
@@ -93,7 +88,7 @@ def empty(spec: EnvSpec, leading: Shape, length: int, num_envs: int, extras: PyT
         Rollout(
             obs=each(length + 1, spec.observation_dtype, *spec.observation_shape),
             is_first=each(length + 1, bool),
-            action=each(length, _sent_dtype(spec), *spec.action.shape),
+            action=each(length, spec.action.dtype, *spec.action.shape),
             reward=each(length, np.float32),
             **flags,
             carry=(),
@@ -111,7 +106,7 @@ class Stage:
 
     Args:
       shape: ``(D, P', S', B)``.
-      num_groups: of the shards of a device, where it has so many.
+      num_groups: into how many the shards of a device are cut, at most.
     """
 
     def __init__(self, env: HostEnvironment, shape: Shape, num_threads: int, num_groups: int):
@@ -137,7 +132,7 @@ class Stage:
             space = self._env.spec.action
             flat = action.reshape(-1, *space.shape)
             with self._errors_in_one_line():
-                self._simulators[group].send(flat.astype(_sent_dtype(self._env.spec)))
+                self._simulators[group].send(flat.astype(self._env.spec.action.dtype))
 
     def receive(self, group: int) -> HostStep:
         """Wait for the step of a group: ``[D, P', S'/G, B, …]``."""

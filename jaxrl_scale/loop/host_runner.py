@@ -118,7 +118,7 @@ class HostRunner:
         counts = self.pool.map(count_shard, gathered)
         rolled = gathered.rollout._replace(carry=first_carry)
         shared, algo_local, report = state.learn(
-            self.algo, self.pool, shared, local.algo, rolled, counts, num_iterations
+            self.algo, shared, local.algo, rolled, counts, num_iterations
         )
         return State(shared, local._replace(algo=algo_local)), report
 

@@ -23,7 +23,7 @@ from jaxrl_scale.loop.state import Agents
 from jaxrl_scale.options import traced
 from jaxrl_scale.parallel.hosts import Hosts
 from jaxrl_scale.parallel.sums import local_pool
-from jaxrl_scale.records import array_folder, checkpoint, run_directory
+from jaxrl_scale.records import array_folder, checkpoint, pieces, run_directory
 from jaxrl_scale.types import EnvSpec
 
 
@@ -109,10 +109,7 @@ def _read(
     iteration, arrays, meta = found
     arrays = {name.removeprefix(_TAKEN): x for name, x in arrays.items()}
     wanted = _weights(config, spec)
-    named = {
-        jax.tree_util.keystr(leaf, simple=True, separator="/"): x
-        for leaf, x in jax.tree_util.tree_leaves_with_path(wanted)
-    }
+    named = pieces.named_leaves(wanted)
     _check_fit(what, config, other, spec, arrays, named)
     there = len(next(iter(arrays.values())))
     if there not in (1, num_agents):

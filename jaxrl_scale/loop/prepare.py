@@ -104,8 +104,8 @@ def check_memory(state: Any, devices: tuple[jax.Device, ...]) -> None:
 
 @contextmanager
 def jax_settings_restored() -> Iterator[None]:
-    """Give whoever trains within a program of their own their settings of JAX back, which
-    `jaxrl_scale.parallel.backend.initialize` changes."""
+    """Give whoever trains within a program of their own the precision of their numbers and products
+    back, which `jaxrl_scale.parallel.backend.initialize` changes."""
     names = ("jax_default_matmul_precision", "jax_enable_x64")
     with ThreadPoolExecutor(1) as thread:  # a block of code has settings in its own thread alone
         before = thread.submit(lambda: {name: jax.config.values[name] for name in names}).result()

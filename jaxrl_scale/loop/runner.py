@@ -92,14 +92,9 @@ class Runner:
         carry, following, rolled, episodes, info = self.pool.map(
             collect_shard, self.pool.shard_index(), local
         )
+        counts = episodes._asdict() | info
         shared, algo_local, report = state.learn(
-            self.algo,
-            self.pool,
-            shared,
-            local.algo,
-            rolled,
-            episodes._asdict() | info,
-            num_iterations,
+            self.algo, shared, local.algo, rolled, counts, num_iterations
         )
         return State(shared, Local(following, carry, algo_local)), report
 

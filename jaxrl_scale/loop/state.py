@@ -150,7 +150,6 @@ def init_agent(
 
 def learn(
     algo: Algorithm,
-    pool: Pool,
     shared: Shared,
     local: PyTree,
     rolled: Rollout,

@@ -123,8 +123,6 @@ def memory(device: jax.Device) -> Memory:
     found = dict(re.findall(r"(VmRSS|VmHWM):\s+(\d+) kB", _read(Path("/proc/self/status"))))
     if len(found) == 2:
         return Memory(int(found["VmRSS"]) / 1024, int(found["VmHWM"]) / 1024)
-    import psutil
-
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     peak = used / 1024**2 if sys.platform == "darwin" else used / 1024
     return Memory(psutil.Process().memory_info().rss / 1024**2, peak)
@@ -136,8 +134,6 @@ def free_memory(devices: Sequence[jax.Device]) -> int:
     stats = [device.memory_stats() or {} for device in devices]
     if all("bytes_limit" in each for each in stats):
         return sum(each["bytes_limit"] - each["bytes_in_use"] for each in stats)
-    import psutil
-
     return min([psutil.virtual_memory().available, *memory_left_in_groups(Path("/"))])
 
 

@@ -30,6 +30,7 @@ import re
 import shutil
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +136,8 @@ class Checkpoints:
         """As the function `restore`. Damaged checkpoints are renamed to ``<iteration>.damaged``:
         they no longer count, that iteration can be saved again, and they can be looked at."""
         self.wait()
-        found, damaged = _search(self.directory, target, warn, best, self.hosts, self.parts)
+        read = partial(_read, self.hosts, target, self.parts)
+        found, damaged = _search(self.directory, best, warn, read, self.hosts)
         if found:
             self.digest = self._digest_of(found[1], "main")
         for path in damaged if self.hosts.leader else ():
@@ -232,7 +234,7 @@ def restore(
     and the next one taken. Raises `RunError` if all are damaged, or if a whole one is not
     like ``target``. Several processes, ``hosts``, that call this together all get the same, whole.
     """
-    return _search(Path(directory).absolute(), target, warn, best, hosts)[0]
+    return _search(Path(directory), best, warn, partial(_read, hosts, target, None), hosts)[0]
 
 
 def restore_some(
@@ -244,26 +246,17 @@ def restore_some(
     """Of the newest or the ``best`` checkpoint in ``directory`` whose ``wanted`` arrays are whole,
     by their names, these arrays, whatever else is in it: its iteration, the arrays, its meta.
     Otherwise as `restore`."""
-    directory = Path(directory).absolute()
-    paths = _ordered(directory, best)
-    for path in paths:
-        try:
-            record = _record(path)
-            target = {
-                name: jax.ShapeDtypeStruct(x["shape"], x["dtype"])
-                for name, x in record["arrays"].items()
-                if wanted(name)
-            }
-            arrays = pieces.assemble(_folders(path, record["ids"]), target, None)
-            return int(path.name), arrays, record["meta"]
-        except Damage as why:
-            if not path.exists():  # as in `_search`
-                return restore_some(directory, wanted, warn, best)
-            warn(f"checkpoint {path} is damaged and skipped: {why}")
-    if paths:
-        message = f"none of the {len(paths)} checkpoints in {directory} is whole"
-        raise RunError(message, INPUT_OUTPUT_ERROR)
-    return None
+
+    def read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+        record = _record(path)
+        target = {
+            name: jax.ShapeDtypeStruct(x["shape"], x["dtype"])
+            for name, x in record["arrays"].items()
+            if wanted(name)
+        }
+        return pieces.assemble(_folders(path, record["ids"]), target, None), record["meta"]
+
+    return _search(Path(directory), best, warn, read, Hosts())[0]
 
 
 def any_saved(directory: Path) -> bool:
@@ -276,24 +269,25 @@ def any_saved(directory: Path) -> bool:
 
 def _search(
     directory: Path,
-    target: PyTree,
-    warn: Callable[[str], None],
     best: bool,
+    warn: Callable[[str], None],
+    read: Callable[[Path], tuple[PyTree, dict[str, Any]]],
     hosts: Hosts,
-    parts: PyTree = None,
 ) -> tuple[Found | None, list[Path]]:
-    """What was found, and the damaged checkpoints that were met on the way."""
+    """What was found by ``read``, which raises `Damage`, and the damaged checkpoints that were met
+    on the way."""
+    directory = directory.absolute()
     paths = _ordered(directory, best)
     names = hosts.gather("checkpoints", [path.name for path in paths])[0]
     damaged: list[Path] = []
     for path in (directory / name for name in names):
         try:
-            state, meta = _read(path, target, hosts, parts)
+            state, meta = read(path)
             return (int(path.name), state, meta), damaged
         except Damage as why:
             if not hosts.several and not path.exists():
                 # The training process deleted it, so there are newer ones.
-                return _search(directory, target, warn, best, hosts, parts)
+                return _search(directory, best, warn, read, hosts)
             warn(f"checkpoint {path} is damaged and skipped: {why}")
             damaged.append(path)
     if damaged:
@@ -385,12 +379,10 @@ def is_shared(directory: Path, hosts: Hosts) -> bool:
 # --- reading one ----------------------------------------------------------------------------
 
 
-def _read(
-    path: Path, target: PyTree, hosts: Hosts | None = None, parts: PyTree = None
-) -> tuple[PyTree, dict[str, Any]]:
+def _read(hosts: Hosts, target: PyTree, parts: PyTree, path: Path) -> tuple[PyTree, dict[str, Any]]:
     """What this process is to hold of a checkpoint, and its ``meta``. ``target`` has the whole
     shapes. If any process finds damage, all of them raise `Damage`."""
-    hosts, told, state, why = hosts or Hosts(), None, None, None
+    told, state, why = None, None, None
     if hosts.leader:  # where the disks are separate, it alone sees this record
         try:
             record = _record(path)

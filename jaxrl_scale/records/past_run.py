@@ -1,4 +1,4 @@
-"""Reads run directories: what `jaxrl_scale.report` and `jaxrl_scale.scaling` know of a run.
+"""Reads run directories, for the commands that show or compare runs.
 
 Only data is read. Nothing that a directory names, such as a module with an environment, is imported
 or called here. Every file is checked: one that is damaged, or that something else has written, is a

@@ -17,7 +17,7 @@ from jaxrl_scale.records.past_run import of_agents, read_summary
 from jaxrl_scale.records.rows import read_rows
 from jaxrl_scale.records.run_directory import plain
 from jaxrl_scale.search.plan import Chunk
-from jaxrl_scale.search.space import Setting
+from jaxrl_scale.search.space import Setting, texts
 
 
 class Outcome(NamedTuple):
@@ -199,7 +199,7 @@ def settings_table(ranks: Sequence[Ranked], settings: Sequence[Setting]) -> byte
     options = list(settings[0])
     rows = [
         [
-            *(place, one.setting, *_texts(settings[one.setting]), one.rung),
+            *(place, one.setting, *texts(settings[one.setting]).values(), one.rung),
             *(one.iqm, *one.ci95, one.scores.min() if len(one.scores) else None, one.failed),
         ]
         for place, one in enumerate(ranks, 1)
@@ -210,17 +210,13 @@ def settings_table(ranks: Sequence[Ranked], settings: Sequence[Setting]) -> byte
 
 def schedule_table(history: Sequence[Setting], every: int) -> bytes:
     """CSV with the settings that followed each other, and the iteration from which each held."""
-    rows = [[k * every, *_texts(setting)] for k, setting in enumerate(history)]
+    rows = [[k * every, *texts(setting).values()] for k, setting in enumerate(history)]
     return _csv(["iteration", *history[0]], rows)
 
 
 def _told(score: float | None) -> float | None:
     """A score, where it is a number."""
     return score if score is not None and math.isfinite(score) else None
-
-
-def _texts(setting: Setting) -> list[str]:
-    return [command_line.written(value) for value in setting.values()]
 
 
 def _csv(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> bytes:
