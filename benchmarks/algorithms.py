@@ -80,7 +80,7 @@ def train(config: Path, run: Path, seed: int, num_seeds: int) -> None:
     options = [f"--config={config}", f"--seed={seed}", f"--num_seeds={num_seeds}"]
     options += [f"--run_dir={run}", "--wandb=disabled", "--tensorboard=false"]
     if (run / "config.json").is_file():
-        before = files.flatten(files.read_json(run / "config.json"))
+        before = files.flatten(files.read_config(run / "config.json"))
         now = files.flatten(command_line.load(options)[0])
         changed = [name for name in now if now[name] != before[name] and name != "run_dir"]
         if changed:
@@ -102,7 +102,7 @@ def played(run: Path, where: str, episodes: int, policies: int) -> dict[str, Any
 
 
 def row_of(algo: str, environment: str, run: Path, transfer: bool) -> Row:
-    config = files.read_json(run / "config.json")
+    config = files.read_config(run / "config.json")
     summary = read_summary(run, config.num_seeds)
     result, gymnasium = summary["evaluation"], ""
     if environment in JUDGED_IN_GYMNASIUM:

@@ -39,7 +39,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_scale.config import Config
-from jaxrl_scale.config.files import read_json
+from jaxrl_scale.config.files import read_config
 from jaxrl_scale.envs import lunar_lander_physics as physics
 from jaxrl_scale.envs.lunar_lander import LunarLander
 from jaxrl_scale.envs.rigid_body import Vec
@@ -183,7 +183,7 @@ def fly_here(env: LunarLander, name: str, episodes: int) -> Flights:
 @functools.cache
 def loaded(run_dir: str) -> Agent:
     """In a process of its own, which has one device."""
-    backend.initialize(read_json(Path(run_dir) / "config.json").replace(devices=1))
+    backend.initialize(read_config(Path(run_dir) / "config.json").replace(devices=1))
     return load(run_dir)
 
 

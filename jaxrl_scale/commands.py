@@ -222,6 +222,10 @@ class Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **{"formatter_class": HelpFormatter, **kwargs})
         self._elsewhere = elsewhere
 
+    def option(self, name: str, metavar: str, help: str, **more: Any) -> None:
+        """Add the option ``--name``, as `add_argument` does."""
+        self.add_argument(f"--{name}", metavar=metavar, help=help, **more)
+
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         found, unknown = self.parse_known_args(args, namespace)
         if unknown:

@@ -37,6 +37,7 @@ from jaxrl_scale.errors import (
     RunError,
     status_table,
 )
+from jaxrl_scale.figures import pages
 from jaxrl_scale.figures.plot_style import COLORS, LINES
 from jaxrl_scale.figures.report_plots import Drawn
 from jaxrl_scale.records import past_run, statistics
@@ -78,7 +79,7 @@ def _check_begun(run: Path, wanted: Config) -> None:
     """Raise a `RunError` if the run has begun with another config."""
     if not (run / "config.json").exists():
         return
-    begun = files.flatten(files.read_json(run / "config.json"))
+    begun = files.flatten(files.read_config(run / "config.json"))
     free = {*command_line.CHANGEABLE, "run_dir"}
     for name, value in files.flatten(files.from_json(plain(files.to_json(wanted)))).items():
         if name not in free and begun.get(name) != value:
@@ -151,8 +152,7 @@ def markdown(title: str, lines: dict[str, dict[str, Cell]]) -> list[str]:
     """A table: the titles of its columns from its first line."""
     heads = [title, *next(iter(lines.values()))]
     rows = [[name, *map(_text, line.values())] for name, line in lines.items()]
-    whole = [heads, ["---", *["--:"] * (len(heads) - 1)], *rows]
-    return ["| " + " | ".join(row) + " |" for row in whole]
+    return pages.markdown_table(heads, rows)
 
 
 def _text(cell: Cell) -> str:
@@ -211,9 +211,7 @@ def _parser() -> commands.Parser:
         epilog=status_table(*statuses),
     )
 
-    def add(name: str, metavar: str, help: str, **more: Any) -> None:
-        parser.add_argument(f"--{name}", metavar=metavar, help=help, **more)
-
+    add = parser.option
     add("envs", "NAME,NAME", "environments", type=_names)
     add("configs", "FILE,FILE", "config files, one for each algorithm", type=_names)
     seeds = "number of seeds, of which the config's is the first [3]"
@@ -285,10 +283,7 @@ def _command(argv: list[str]) -> int:
         train(task, f"[{k}/{len(tasks)}] ")
         unfinished += not finished(task.run)
     write_results(args.run_dir)
-    if unfinished:
-        told = "1 run" if unfinished == 1 else f"{unfinished} runs"
-        print(f"error: {told} did not end well; the same command tries again", file=sys.stderr)
-    return UNFINISHED if unfinished else FINISHED
+    return scaling.told(unfinished)
 
 
 if __name__ == "__main__":

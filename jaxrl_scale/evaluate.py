@@ -91,7 +91,7 @@ def _parser() -> commands.Parser:
 def evaluate(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
     """Play the episodes that the command line asks for. Returns the result and the number of the
     video's frames."""
-    config = files.read_json(args.run_dir / "config.json")
+    config = files.read_config(args.run_dir / "config.json")
     agents = _agents(args.agents, config.num_seeds)
     if args.video:
         check_video(args.video)

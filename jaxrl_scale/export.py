@@ -42,7 +42,7 @@ def _command(argv: list[str]) -> int:
     args = _parser().parse_args(argv)
     if args.onnx:
         onnx_graph.check_installed()
-    config = files.read_json(args.run_dir / "config.json")
+    config = files.read_config(args.run_dir / "config.json")
     with jax_settings_restored():
         backend.initialize(config.replace(devices=1))
         agent = load(args.run_dir, args.agent, args.checkpoint)

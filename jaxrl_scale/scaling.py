@@ -337,9 +337,7 @@ def _parser() -> commands.Parser:
         elsewhere="those for the trainer follow --",
     )
 
-    def add(name: str, metavar: str, help: str, **more: Any) -> None:
-        parser.add_argument(f"--{name}", metavar=metavar, help=help, **more)
-
+    add = parser.option
     add("config", "FILE", "config file of the training")
     add(
         "processes",
@@ -424,10 +422,15 @@ def _command(argv: list[str]) -> int:
     prepare(folder, args.config, options, points, worst)
     unfinished = run_all(points, folder, args, options)
     write_results(folder, args.worst_return)
+    return told(unfinished)
+
+
+def told(unfinished: int) -> int:
+    """Say how many runs did not end well; returns the exit status."""
     if unfinished:
         runs = "1 run" if unfinished == 1 else f"{unfinished} runs"
         print(f"error: {runs} did not end well; the same command tries again", file=sys.stderr)
-    return UNFINISHED if unfinished else 0
+    return UNFINISHED if unfinished else FINISHED
 
 
 if __name__ == "__main__":

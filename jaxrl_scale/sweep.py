@@ -196,31 +196,9 @@ def write_results(
     from jaxrl_scale.search.page import page
 
     found, settings, histories = trained
-    final, place = finalists[0], [one.setting for one in ranks].index(finalists[0].setting)
-    searched, history = ranks[place], histories[final.setting]
-    best, (start, winner) = settings[final.setting], _compared(fresh)
-    told = statistics.difference(winner, start)
-    gained, ci95 = told["difference"], told["difference_ci95"]
-    count = len({one.seed for one in fresh})
-    if gained is None:
-        verdict = "an agent failed, so that the two cannot be compared"
-    else:
-        low, high = map(number, ci95)
-        holds = "holds up" if ci95[0] > 0 else "does not hold up"
-        verdict = f"the difference is {number(gained)} (95 % interval {low} to {high}): it {holds}"
-    ours, theirs = (number(statistics.score(x)) for x in (winner, start))
-    lines = [
-        f"The best of {len(settings)} settings: {shown(best)}"
-        + (
-            f" at the end; before, it changed every {every} iterations as schedule.csv says, and "
-            "so it did on fresh seeds."
-            if every
-            else ""
-        ),
-        f"Its return in the search: {number(searched.iqm)} ({_seeds(searched)}), rank {place + 1}.",
-        *_finals(finalists),
-        f"On {count} fresh seeds: {ours}, and {theirs} with the starting config; {verdict}.",
-    ]
+    final = finalists[0]
+    best, history = settings[final.setting], histories[final.setting]
+    lines = _told(settings, ranks, finalists, fresh, every)
     text = "\n\n".join(["Found by a sweep of jaxrl_scale.", *lines])
     config = command_line.with_options(base, best).replace(run_dir=None)
     schedule = {"schedule.csv": results.schedule_table(history, every)} if every else {}
@@ -246,6 +224,39 @@ def write_results(
     with commands.working("handing the sweep to wandb"):
         wandb_group.log(folder, base, settings, found, ranks)
     print("\n".join(lines))
+
+
+def _told(
+    settings: Sequence[Setting],
+    ranks: Sequence[Ranked],
+    finalists: Sequence[Ranked],
+    fresh: Sequence[Outcome],
+    every: int,
+) -> list[str]:
+    """What a person wants to know, as sentences. The arguments are those of `write_results`."""
+    best = finalists[0].setting
+    place = [one.setting for one in ranks].index(best)
+    start, winner = _compared(fresh)
+    found = statistics.difference(winner, start)
+    gained, ci95 = found["difference"], found["difference_ci95"]
+    if gained is None:
+        verdict = "an agent failed, so that the two cannot be compared"
+    else:
+        low, high = map(number, ci95)
+        holds = "holds up" if ci95[0] > 0 else "does not hold up"
+        verdict = f"the difference is {number(gained)} (95 % interval {low} to {high}): it {holds}"
+    changed = (
+        f" at the end; before, it changed every {every} iterations as schedule.csv says, and so it "
+        "did on fresh seeds."
+    )
+    searched, count = ranks[place], len({one.seed for one in fresh})
+    ours, theirs = (number(statistics.score(x)) for x in (winner, start))
+    return [
+        f"The best of {len(settings)} settings: {shown(settings[best])}{changed if every else ''}",
+        f"Its return in the search: {number(searched.iqm)} ({_seeds(searched)}), rank {place + 1}.",
+        *_finals(finalists),
+        f"On {count} fresh seeds: {ours}, and {theirs} with the starting config; {verdict}.",
+    ]
 
 
 def _finals(finalists: Sequence[Ranked]) -> list[str]:
@@ -325,9 +336,7 @@ def _parser() -> commands.Parser:
         epilog=status_table(*statuses),
     )
 
-    def add(name: str, metavar: str, help: str, **more: Any) -> None:
-        parser.add_argument(f"--{name}", metavar=metavar, help=help, **more)
-
+    add = parser.option
     whole = commands.whole_number
     file = "Python file whose get_sweep() returns a dict of options, ranges among them"
     add("sweep", "FILE", file, type=commands.path)

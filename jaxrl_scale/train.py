@@ -297,7 +297,7 @@ def _finished(config: Config, resume: str | Path | None, hosts: Hosts) -> Run | 
         return None
     if hosts.leader:
         print(f"{run_directory.short(path)} has finished: nothing is left to do, nothing changes")
-    return Run(path, files.read_json(path / "config.json"), summary, FINISHED)
+    return Run(path, files.read_config(path / "config.json"), summary, FINISHED)
 
 
 def settings_told(argv: Sequence[str]) -> str:

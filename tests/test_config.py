@@ -640,7 +640,7 @@ def test_a_parameter_that_json_does_not_know_is_refused():
         (["--env_kwargs.sutton_barto_reward=1"], "sutton_barto_reward=1 should be true or false"),
         (
             ["--env_kwargs.kinematics_integrator=rk4"],
-            "is 'euler' or 'semi-implicit euler', not 'rk4'",
+            "kinematics_integrator='rk4' should be 'euler' or 'semi-implicit euler'",
         ),
         (["--env=no_such_module:Env"], "there is no module 'no_such_module'"),
         (["--env=jaxrl_scale.envs.cartpole:CartPool"], "did you mean CartPole\\?"),

@@ -726,12 +726,11 @@ def test_the_final_table_of_one_agent():
 
 
 def test_the_final_table_of_several_agents_names_the_worst_and_the_failed():
-    config = dataclasses.replace(QUIET, seed=10, num_seeds=5)
     evaluation = summary()["evaluation"] | {"per_agent": [500.0, 200.5, None, 490.0, 480.0]}
     result = summary(
         num_seeds=5, failed=[2], evaluation=evaluation, seconds_to_target=None, return_100=None
     )
-    lines = dict(terminal.summary_lines(config, result))
+    lines = dict(terminal.summary_lines(result))
     assert lines["evaluation return"].startswith("495.0  (IQM, 95% interval")
     assert lines["  min, max"] == "200.5, 500.0"
     assert lines["  worst agents"] == "200.5 (agent 1), 480.0 (agent 4), 490.0 (agent 3)"

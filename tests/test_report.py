@@ -202,7 +202,7 @@ def test_terminal_summary_report_and_study_say_the_same_of_the_same_run(tmp_path
     center, (low, high) = done["evaluation"]["iqm"], done["evaluation"]["ci95"]
     assert low < center < high
     interval = f"{low:.1f} to {high:.1f}"
-    lines = dict(terminal.summary_lines(found.config, found.summary))
+    lines = dict(terminal.summary_lines(found.summary))
     assert lines["evaluation return"].startswith(f"{center:.1f}  (IQM, 95% interval {interval};")
     assert results(page_of(run))[0]["Evaluation return"] == f"{center:.1f} {interval}"
     point = study.Point("strong", None, 1, 1, None, 8, 8)

@@ -595,7 +595,7 @@ def finalists_of(folder, last, seed, number):
     for row in finalists:
         (k,) = (k for k in (1, 2) if ranks[k - 1]["setting"] == row["setting"])
         run = folder / f"finalist{k}{last}"
-        config, evaluation = files.read_json(run / "config.json"), summary(run)["evaluation"]
+        config, evaluation = files.read_config(run / "config.json"), summary(run)["evaluation"]
         assert config.algo.learning_rate == float(row["algo.learning_rate"])
         assert (config.seed, len(evaluation["per_agent"])) == (seed, number)
         assert evaluation["iqm"] == float(row["iqm"])
@@ -611,11 +611,11 @@ def test_other_seeds_say_which_finalist_is_the_best(searched):
         in (done.out)
     )
     best = files.read_file(folder / "best.py")
-    for config in (best, files.read_json(folder / "fresh1" / "config.json")):
+    for config in (best, files.read_config(folder / "fresh1" / "config.json")):
         assert config.algo.gamma == float(finalists[0]["algo.gamma"])
         assert config.algo.learning_rate == float(finalists[0]["algo.learning_rate"])
     for k in (0, 1):
-        assert files.read_json(folder / f"fresh{k}" / "config.json").seed == 2 + 4
+        assert files.read_config(folder / f"fresh{k}" / "config.json").seed == 2 + 4
 
 
 def at_rung(curves, setting):
@@ -775,7 +775,7 @@ def test_a_copy_goes_on_from_its_parent_with_its_own_seed_and_setting(population
         parents, settings = decided["parents"], decided["settings"]
         replaced = [agent for agent, parent in enumerate(parents) if parent != agent]
         assert len(replaced) == 1
-        config = files.read_json(folder / f"round{k}" / "config.json").replace(devices=1)
+        config = files.read_config(folder / f"round{k}" / "config.json").replace(devices=1)
         runner = runner_of(config)
         before = saved(folder / f"round{k - 1}", runner)
         numbers = {
@@ -807,7 +807,7 @@ def test_the_schedule_of_the_finalist_that_is_the_best_is_tried_on_fresh_seeds(p
     for name in ("algo.gamma", "algo.learning_rate"):
         assert [float(row[name]) for row in rows] == [setting[name] for setting in wanted]
     for k, setting in enumerate(wanted):
-        config = files.read_json(folder / f"fresh1-round{k}" / "config.json")
+        config = files.read_config(folder / f"fresh1-round{k}" / "config.json")
         assert (config.algo.gamma, config.seed) == (setting["algo.gamma"], 4 + 3)
 
 

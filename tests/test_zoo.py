@@ -48,7 +48,7 @@ def test_a_policy_is_the_arrays_that_acting_needs_and_nothing_else(name):
     assert array_folder.digest(arrays) == about(name)["sha256"]
     used = ("shared/algo/params/", "shared/algo/observation/", "shared/iteration")
     assert all(array.startswith(used) for array in arrays)
-    config = files.read_json(ZOO / name / "config.json")
+    config = files.read_config(ZOO / name / "config.json")
     assert (config.env, config.seed) == (about(name)["env"], about(name)["seed"])
     written = [path for path in (ZOO / name).rglob("*") if path.is_file()]
     assert len(written) == 3

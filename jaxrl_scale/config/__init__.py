@@ -265,6 +265,17 @@ def check(config: Config) -> None:
             f"wandb_project={shown(project)} should have 1 to 128 characters and none of "
             f"{' '.join(_NOT_IN_PROJECTS)}, which wandb does not take in a name"
         )
+    _check_sizes(config)
+    if config.portable and config.reduction == "fast":
+        raise RunError("portable=True needs exact sums, not reduction=fast; try reduction=exact")
+    if config.portable and config.matmul_precision != "highest":
+        raise RunError(
+            f"portable=True needs matmul_precision=highest, not {config.matmul_precision}"
+        )
+    config.algo.check(config)
+
+
+def _check_sizes(config: Config) -> None:
     if config.seed + config.num_seeds - 1 > _INT32:
         raise RunError(
             f"seed={config.seed} and num_seeds={config.num_seeds}: the last seed is "
@@ -296,13 +307,6 @@ def check(config: Config) -> None:
             f"devices={config.devices} divides neither num_shards={config.num_shards} "
             f"nor num_seeds={config.num_seeds}; try devices={near}"
         )
-    if config.portable and config.reduction == "fast":
-        raise RunError("portable=True needs exact sums, not reduction=fast; try reduction=exact")
-    if config.portable and config.matmul_precision != "highest":
-        raise RunError(
-            f"portable=True needs matmul_precision=highest, not {config.matmul_precision}"
-        )
-    config.algo.check(config)
 
 
 def check_kind(config: Any) -> None:

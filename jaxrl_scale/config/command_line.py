@@ -15,7 +15,7 @@ from typing import Any, Literal
 from jaxrl_scale import algos
 from jaxrl_scale.commands import Parser
 from jaxrl_scale.config import Config, Launch, check, check_algo, shipped
-from jaxrl_scale.config.files import DICTS, flatten, read_file, read_json
+from jaxrl_scale.config.files import DICTS, flatten, read_config, read_file
 from jaxrl_scale.envs import games
 from jaxrl_scale.errors import (
     FINISHED,
@@ -46,7 +46,7 @@ def load(argv: Sequence[str]) -> tuple[Config, str, str | None]:
 
     given = Path(chosen.config) if chosen.config not in (None, NO_CONFIG) else None
     if chosen.resume is not None:
-        config = read_json(Path(chosen.resume) / "config.json")
+        config = read_config(Path(chosen.resume) / "config.json")
     elif file := given or shipped_settings(argv):
         config = read_file(file)
     else:

@@ -138,7 +138,7 @@ def _tuples(data: dict[str, Any]) -> dict[str, Any]:
     return {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
 
 
-def read_json(path: Path) -> Config:
+def read_config(path: Path) -> Config:
     """The config of a run, checked; ``path`` is the ``config.json`` in its run directory."""
     try:
         if path.parent.is_file():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jaxrl_scale.config import Config
@@ -23,6 +23,12 @@ def render(template: str, **values: Any) -> str:
     )
     environment.filters["base64"] = lambda data: base64.b64encode(data).decode()
     return environment.get_template(template).render(**values)
+
+
+def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a table in Markdown, of whose columns all but the first are numbers."""
+    whole = [heads, ["---", *["--:"] * (len(heads) - 1)], *rows]
+    return ["| " + " | ".join(row) + " |" for row in whole]
 
 
 def actions(configs: Iterable[Config]) -> str:

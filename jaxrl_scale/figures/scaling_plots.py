@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jaxrl_scale.config import Config
-from jaxrl_scale.figures.pages import actions
+from jaxrl_scale.figures.pages import actions, markdown_table
 from jaxrl_scale.figures.plot_style import COLORS, INK, MARKERS, PALE, dress, new_figure, png
 from jaxrl_scale.records.terminal import compact, duration, number
 
@@ -49,9 +49,9 @@ def markdown(study: dict[str, Any], series: Sequence[Compared], configs: Sequenc
             "",
             f"## {title(compared)}",
             "",
-            *_table(SPEED_HEADS, map(_speed, names, compared)),
+            *markdown_table(SPEED_HEADS, map(_speed, names, compared)),
         ]
-        lines += ["", *_table(heads, map(_returns, names, compared))]
+        lines += ["", *markdown_table(heads, map(_returns, names, compared))]
     notes = [line.format(actions=actions(configs)) for line in NOTES]
     return "\n".join([*lines, "", *notes, ""])
 
@@ -147,11 +147,6 @@ def interval(center: float | None, bounds: Sequence[float] | None, seeds: int) -
         return "–"
     low, high = bounds
     return f"{number(center)} ({number(low)} to {number(high)})" if seeds > 1 else number(center)
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    whole = [heads, ["---", *["--:"] * (len(heads) - 1)], *rows]
-    return ["| " + " | ".join(row) + " |" for row in whole]
 
 
 # --- the plot -------------------------------------------------------------------------------

@@ -264,7 +264,7 @@ def load(run_dir: str | Path, agent: int = 0, checkpoint: str = "latest") -> Age
     Raises:
       RunError: where there is no such run or agent, or no whole checkpoint.
     """
-    config = files.read_json(Path(run_dir) / "config.json")
+    config = files.read_config(Path(run_dir) / "config.json")
     if not 0 <= agent < config.num_seeds:
         there = f"agents 0 to {config.num_seeds - 1}" if config.num_seeds > 1 else "one agent, 0"
         raise RunError(f"agent={agent}: the run has {there}")

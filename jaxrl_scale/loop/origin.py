@@ -96,7 +96,7 @@ def _read(
     """The weights of so many agents, ``[P, ...]``, and what is to be recorded of them."""
     what = f"init_from={run_directory.short(path)}"
     try:
-        other = files.read_json(path / "config.json")
+        other = files.read_config(path / "config.json")
     except RunError as error:
         raise RunError(f"{what}: {error}") from None
     found = checkpoint.restore_some(

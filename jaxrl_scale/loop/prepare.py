@@ -27,7 +27,7 @@ from jaxrl_scale.types import PyTree
 def checked(config: Config | None, resume: str | Path | None) -> Config:
     """The config to train. That of a run which is resumed may not change its result."""
     if resume is not None:
-        started = files.read_json(Path(resume) / "config.json")
+        started = files.read_config(Path(resume) / "config.json")
         config = started if config is None else config
         check_algo(config.algo)
         as_stored = files.from_json(plain(files.to_json(config)))

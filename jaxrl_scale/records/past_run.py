@@ -116,7 +116,7 @@ def read(path: Path) -> PastRun:
     """A run directory that has rows of metrics, read and checked."""
     if path.is_file():
         raise RunError(f"{short(path)} is a file; give the directory of a run")
-    config = files.read_json(path / "config.json")
+    config = files.read_config(path / "config.json")
     rows = read_rows(path / "metrics.jsonl")
     if not rows:
         raise RunError(

@@ -101,7 +101,7 @@ class Terminal:
     def finish(self, title: str, summary: Summary, places: Mapping[str, str]) -> None:
         """Print the final table: the summary, and where to find the rest."""
         self.close()
-        lines = [*summary_lines(self._config, summary), *places.items()]
+        lines = [*summary_lines(summary), *places.items()]
         if self._live:
             _print_table(self._stream, title, lines)
         else:
@@ -208,7 +208,7 @@ def plain_line(row: Row, total: int) -> str:
     )
 
 
-def summary_lines(config: Config, summary: Summary) -> list[tuple[str, str]]:
+def summary_lines(summary: Summary) -> list[tuple[str, str]]:
     """The rows of the final table. A row for which the summary has no value is left out."""
     lines = []
     several = summary["num_seeds"] > 1
