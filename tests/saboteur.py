@@ -62,7 +62,7 @@ evaluations = itertools.count(1)
 
 def disturbed(true_steps):
     def steps(self, state, count, stop=False, *others):
-        done = int(placement.first_on_host(state.shared.iteration).ravel()[0])
+        done = int(placement.first_to_host(state.shared.iteration).ravel()[0])
         if done + 1 == accident.get("at"):
             os.kill(os.getpid(), getattr(signal, accident["signal"]))
         time.sleep(accident.get("seconds", 0))

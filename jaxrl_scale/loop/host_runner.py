@@ -23,7 +23,7 @@ from jaxrl_scale.loop.keys import COLLECT, agent_key, host_seeds
 from jaxrl_scale.loop.prepare import check_memory, num_bytes
 from jaxrl_scale.loop.state import Agents, Report, Rows, Shared, State, summed, unpack
 from jaxrl_scale.parallel.machine import Memory, memory
-from jaxrl_scale.parallel.placement import Placement, on_host
+from jaxrl_scale.parallel.placement import Placement, to_host
 from jaxrl_scale.types import Algorithm, Array, HostEnvironment, Key, Metrics, PyTree
 
 
@@ -251,7 +251,7 @@ class HostRunner:
                 devices, obs, first, turn, self._num_iterations
             )
             devices = devices._replace(local=devices.local._replace(carry=carry))
-            chosen = on_host(action)
+            chosen = to_host(action)
             sent = host_rollout.clipped(self.env.spec, chosen)
             self._stage.send(k, sent)
             rolled.action[:, :, group, t] = chosen
@@ -259,7 +259,7 @@ class HostRunner:
             for room, x in zip(
                 jax.tree.leaves(rolled.extras), jax.tree.leaves(extras), strict=True
             ):
-                room[:, :, group, t] = on_host(x)
+                room[:, :, group, t] = to_host(x)
         for k in range(len(groups)):
             see(length - 1, k)
         return devices

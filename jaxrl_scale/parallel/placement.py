@@ -334,7 +334,7 @@ class Placement:
 
     def join_number(self, numbers: Array) -> float:
         """Of `publish` the number, on the host."""
-        return float(first_on_host(numbers))
+        return float(first_to_host(numbers))
 
     def put(self, tree: PyTree) -> PyTree:
         """Arrays ``[D, ...]`` of the host on their devices, for programs that `compile` made."""
@@ -378,8 +378,8 @@ class Placement:
 
         def join(x: Array) -> np.ndarray:
             if self.by_agents:
-                return on_host(x).reshape(-1, *x.shape[2:])
-            return first_on_host(x)  # equal on all devices
+                return to_host(x).reshape(-1, *x.shape[2:])
+            return first_to_host(x)  # equal on all devices
 
         return jax.tree.map(join, tree)
 
@@ -388,8 +388,8 @@ class Placement:
 
         def join(x: Array) -> np.ndarray:
             if self.by_agents:
-                return on_host(x).reshape(-1, *x.shape[2:])
-            blocks = np.moveaxis(on_host(x), 0, 1)
+                return to_host(x).reshape(-1, *x.shape[2:])
+            blocks = np.moveaxis(to_host(x), 0, 1)
             return blocks.reshape(blocks.shape[0], -1, *blocks.shape[3:])
 
         return jax.tree.map(join, tree)
@@ -397,7 +397,7 @@ class Placement:
     def read(self, tree: PyTree) -> PyTree:
         """What `publish` gave, ``[P, ...]`` of all agents, on the host of every process."""
         if self.by_agents and self.num_processes > 1:
-            return jax.tree.map(first_on_host, tree)
+            return jax.tree.map(first_to_host, tree)
         return self.join_shared(tree)
 
 
@@ -415,7 +415,7 @@ def check_program(program: jax.stages.Compiled, devices: Sequence[jax.Device]) -
         )
 
 
-def on_host(x: Array | np.ndarray) -> np.ndarray:
+def to_host(x: Array | np.ndarray) -> np.ndarray:
     """Of a placed array the part of this process, ``[D, ...]``."""
     if isinstance(x, np.ndarray) or x.is_fully_addressable:
         return np.asarray(x)
@@ -423,7 +423,7 @@ def on_host(x: Array | np.ndarray) -> np.ndarray:
     return np.concatenate([np.asarray(part.data) for part in parts])
 
 
-def first_on_host(x: Array | np.ndarray) -> np.ndarray:
+def first_to_host(x: Array | np.ndarray) -> np.ndarray:
     """The part of this process's first device. ``x[0]`` itself is a slow gather."""
     if isinstance(x, np.ndarray) or x.is_fully_addressable:
         return np.asarray(x)[0]

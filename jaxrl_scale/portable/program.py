@@ -268,7 +268,7 @@ class _Reader:
             raise NotListed(f"the network's operation {name!r} cannot be exported")
         leads = [_lead(atom.aval.shape) for atom in eqn.invars]
         aval = eqn.outvars[0].aval
-        return [rule(self, name, inputs, leads, shape, np.dtype(aval.dtype), how)]
+        return [rule(self, _Step(name, inputs, leads, shape, np.dtype(aval.dtype), how))]
 
     def _only_step(self, eqn: Any, inputs: list[Value]) -> list[Value]:
         """What a loop of one round returns."""
@@ -360,29 +360,47 @@ def _without_broadcasts(operations: list[Operation], outputs: dict[str, Value]) 
     return kept
 
 
-# --- one rule for each primitive: (reader, name, inputs, leads, shape, dtype, how) -> Value ------
+# --- one rule for each primitive ----------------------------------------------------------------
 
 
-def _elementwise(
-    reader: _Reader, name: str, inputs: list[Value], leads: Any, shape: Any, dtype: Any, how: Any
-) -> Value:
+class _Step(NamedTuple):
+    """An operation as JAX traced it, but with inputs that are values of the list."""
+
+    name: str
+    inputs: list[Value]
+    leads: list[int]  # axes of length 1 before the batch, of each input
+    shape: tuple[Any, ...]  # of the result
+    dtype: np.dtype[Any]
+    how: dict[str, Any]
+
+    @property
+    def lead(self) -> int:
+        return _lead(self.shape)
+
+    @property
+    def canonical(self) -> Shape:
+        return _canonical(self.shape)
+
+
+def _elementwise(reader: _Reader, step: _Step) -> Value:
+    inputs = step.inputs
     if any(None in x.shape for x in inputs):  # else the result has the leading axes, too
         inputs = [reader.aligned(x) for x in inputs]
-    if name == "convert_element_type" and inputs[0].dtype == dtype:
+    if step.name == "convert_element_type" and inputs[0].dtype == step.dtype:
         return inputs[0]
-    if name == "pow":  # an exponent may be an integer
-        inputs = [reader.converted(x, dtype) for x in inputs]
-    if name == "div" and dtype.kind in "iu":
+    if step.name == "pow":  # an exponent may be an integer
+        inputs = [reader.converted(x, step.dtype) for x in inputs]
+    if step.name == "div" and step.dtype.kind in "iu":
         _check_divisor(reader, inputs[1])
-    if name == "select_n":
+    if step.name == "select_n":
         if len(inputs) != 3 or inputs[0].dtype != bool:
             raise NotListed("a choice among arrays by a number cannot be exported")
         which, if_not, if_so = inputs
         made = reader.made_by(which)
         if made and made.kind == "ge" and made.inputs == (if_so, if_not):
-            return reader.add("max", [if_so, if_not], _canonical(shape), dtype)
-    more = {"power": how["y"]} if name == "integer_pow" else {}
-    return reader.add(name, inputs, _canonical(shape), dtype, **more)
+            return reader.add("max", [if_so, if_not], step.canonical, step.dtype)
+    more = {"power": step.how["y"]} if step.name == "integer_pow" else {}
+    return reader.add(step.name, inputs, step.canonical, step.dtype, **more)
 
 
 def _check_divisor(reader: _Reader, y: Value) -> None:
@@ -394,17 +412,13 @@ def _check_divisor(reader: _Reader, y: Value) -> None:
         raise NotListed("integers can only be divided by constants other than 0 and -1")
 
 
-def _reshape(
-    reader: _Reader, name: str, inputs: list[Value], leads: Any, shape: Any, dtype: Any, how: Any
-) -> Value:
-    return reader.reshaped(inputs[0], _canonical(shape))
+def _reshape(reader: _Reader, step: _Step) -> Value:
+    return reader.reshaped(step.inputs[0], step.canonical)
 
 
-def _broadcast(
-    reader: _Reader, name: str, inputs: list[Value], leads: Any, shape: Any, dtype: Any, how: Any
-) -> Value:
-    (x, *_), out, dropped = inputs, _canonical(shape), _lead(shape)
-    axes = [axis - dropped for axis in how["broadcast_dimensions"][leads[0] :]]
+def _broadcast(reader: _Reader, step: _Step) -> Value:
+    (x, *_), out, dropped = step.inputs, step.canonical, step.lead
+    axes = [axis - dropped for axis in step.how["broadcast_dimensions"][step.leads[0] :]]
     spread: list[int | None] = [1] * len(out)
     for axis, n in zip(axes, x.shape, strict=True):
         if axis >= 0:
@@ -412,25 +426,22 @@ def _broadcast(
     while spread and spread[0] == 1 and None not in x.shape:  # broadcasting adds such axes
         spread.pop(0)
     x = reader.reshaped(x, tuple(spread))
-    return x if x.shape == out else reader.add("broadcast", [x], out, dtype)
+    return x if x.shape == out else reader.add("broadcast", [x], out, step.dtype)
 
 
-def _transpose(
-    reader: _Reader, name: str, inputs: list[Value], leads: Any, shape: Any, dtype: Any, how: Any
-) -> Value:
-    order = [axis - leads[0] for axis in how["permutation"] if axis >= leads[0]]
-    return reader.add(name, inputs, _canonical(shape), dtype, order=tuple(order))
+def _transpose(reader: _Reader, step: _Step) -> Value:
+    order = [axis - step.leads[0] for axis in step.how["permutation"] if axis >= step.leads[0]]
+    return reader.add(step.name, step.inputs, step.canonical, step.dtype, order=tuple(order))
 
 
-def _product(
-    reader: _Reader, name: str, inputs: list[Value], leads: Any, shape: Any, dtype: Any, how: Any
-) -> Value:
-    (x, w), dropped = inputs, leads[0]
-    (of_x, of_w), batched = how["dimension_numbers"]
+def _product(reader: _Reader, step: _Step) -> Value:
+    (x, w), dropped = step.inputs, step.leads[0]
+    (of_x, of_w), batched = step.how["dimension_numbers"]
     plain = len(w.shape) == 2 and None not in w.shape and of_w == (0,) and batched == ((), ())
     if not plain or of_x != (len(x.shape) + dropped - 1,):
         raise NotListed("only products of features with a matrix of weights can be exported")
-    return reader.add("matmul", _factors(reader, inputs, dtype), _canonical(shape), dtype)
+    factors = _factors(reader, step.inputs, step.dtype)
+    return reader.add("matmul", factors, step.canonical, step.dtype)
 
 
 def _factors(reader: _Reader, inputs: list[Value], dtype: Any) -> list[Value]:
@@ -440,43 +451,35 @@ def _factors(reader: _Reader, inputs: list[Value], dtype: Any) -> list[Value]:
     return [reader.converted(x, dtype) for x in inputs]
 
 
-def _convolution(
-    reader: _Reader, name: str, inputs: list[Value], leads: Any, shape: Any, dtype: Any, how: Any
-) -> Value:
-    layout = tuple(map(tuple, how["dimension_numbers"]))
+def _convolution(reader: _Reader, step: _Step) -> Value:
+    how, layout = step.how, tuple(map(tuple, step.how["dimension_numbers"]))
     of_images = layout == ((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2))
     dilated = any(n != 1 for n in (*how["lhs_dilation"], *how["rhs_dilation"]))
     if not of_images or dilated or how["feature_group_count"] * how["batch_group_count"] != 1:
         raise NotListed("only plain convolutions of images [height, width, channels] are exported")
     strides, padding = tuple(how["window_strides"]), tuple(map(tuple, how["padding"]))
-    inputs = _factors(reader, inputs, dtype)
-    return reader.add("conv", inputs, _canonical(shape), dtype, strides=strides, padding=padding)
+    inputs = _factors(reader, step.inputs, step.dtype)
+    return reader.add("conv", inputs, step.canonical, step.dtype, strides=strides, padding=padding)
 
 
-def _reduce(
-    reader: _Reader, name: str, inputs: list[Value], leads: Any, shape: Any, dtype: Any, how: Any
-) -> Value:
-    axes = tuple(axis - leads[0] for axis in how["axes"] if axis >= leads[0])
+def _reduce(reader: _Reader, step: _Step) -> Value:
+    axes = tuple(axis - step.leads[0] for axis in step.how["axes"] if axis >= step.leads[0])
     if not axes:
-        return inputs[0]
-    if 0 in axes and inputs[0].shape[0] is None:
-        raise NotListed(f"{name} over a batch of observations is not exported")
-    return reader.add(name, inputs, _canonical(shape), dtype, axes=axes)
+        return step.inputs[0]
+    if 0 in axes and step.inputs[0].shape[0] is None:
+        raise NotListed(f"{step.name} over a batch of observations is not exported")
+    return reader.add(step.name, step.inputs, step.canonical, step.dtype, axes=axes)
 
 
-def _concatenate(
-    reader: _Reader, name: str, inputs: list[Value], leads: Any, shape: Any, dtype: Any, how: Any
-) -> Value:
-    axis = how["dimension"] - _lead(shape)
-    return reader.add(name, inputs, _canonical(shape), dtype, axis=axis)
+def _concatenate(reader: _Reader, step: _Step) -> Value:
+    axis = step.how["dimension"] - step.lead
+    return reader.add(step.name, step.inputs, step.canonical, step.dtype, axis=axis)
 
 
-def _slice(
-    reader: _Reader, name: str, inputs: list[Value], leads: Any, shape: Any, dtype: Any, how: Any
-) -> Value:
-    steps = how["strides"] or (1,) * len(shape)
-    spans = zip(how["start_indices"], how["limit_indices"], steps, strict=True)
-    return _cut(reader, inputs[0], leads[0], list(spans), _canonical(shape))
+def _slice(reader: _Reader, step: _Step) -> Value:
+    steps = step.how["strides"] or (1,) * len(step.shape)
+    spans = zip(step.how["start_indices"], step.how["limit_indices"], steps, strict=True)
+    return _cut(reader, step.inputs[0], step.leads[0], list(spans), step.canonical)
 
 
 def _cut(reader: _Reader, x: Value, lead: int, spans: list[Any], shape: Shape) -> Value:
@@ -501,22 +504,18 @@ def _cut(reader: _Reader, x: Value, lead: int, spans: list[Any], shape: Shape) -
     return reader.add("slice", [x], shape, x.dtype, spans=tuple(kept))
 
 
-def _pad(
-    reader: _Reader, name: str, inputs: list[Value], leads: Any, shape: Any, dtype: Any, how: Any
-) -> Value:
-    edges = [tuple(edge) for edge in how["padding_config"][leads[0] :]]
+def _pad(reader: _Reader, step: _Step) -> Value:
+    edges = [tuple(edge) for edge in step.how["padding_config"][step.leads[0] :]]
     if any(low < 0 or high < 0 or inner for low, high, inner in edges):
         raise NotListed("only padding at the edges can be exported")
     pairs = tuple((low, high) for low, high, _ in edges)
-    return reader.add(name, inputs, _canonical(shape), dtype, edges=pairs)
+    return reader.add(step.name, step.inputs, step.canonical, step.dtype, edges=pairs)
 
 
-def _gather(
-    reader: _Reader, name: str, inputs: list[Value], leads: Any, shape: Any, dtype: Any, how: Any
-) -> Value:
+def _gather(reader: _Reader, step: _Step) -> Value:
     """An index that is known, as in ``x[0]`` and ``x[..., 0]``."""
-    (x, at), numbers = inputs, how["dimension_numbers"]
-    sizes, lead = how["slice_sizes"], leads[0]
+    (x, at), numbers = step.inputs, step.how["dimension_numbers"]
+    sizes, lead = step.how["slice_sizes"], step.leads[0]
     if at.array is None or at.array.ndim != 1 or numbers.operand_batching_dims:
         raise NotListed("an index that depends on the observation cannot be exported")
     starts = dict(zip(numbers.start_index_map, at.array.tolist(), strict=True))
@@ -525,10 +524,10 @@ def _gather(
         for axis, n in enumerate(sizes)
     ]
     cut = _canonical(sizes)
-    return reader.reshaped(_cut(reader, x, lead, spans, cut), _canonical(shape))
+    return reader.reshaped(_cut(reader, x, lead, spans, cut), step.canonical)
 
 
-_RULES: dict[str, Callable[..., Value]] = {
+_RULES: dict[str, Callable[[_Reader, _Step], Value]] = {
     **dict.fromkeys(("reshape", "squeeze", "expand_dims"), _reshape),
     "broadcast_in_dim": _broadcast,
     "transpose": _transpose,
