@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from throughput import child
+from throughput import child, ratio
 
 GAMES: dict[str, dict[str, Any]] = {
     "Coinrun": {
@@ -156,14 +156,8 @@ def main() -> None:
         mine = {name: statistics.median(x[name] for x in ours) for name in ours[0]}
         line = f"{game:8} ours {mine['steps_per_second']:7,.0f}"
         if theirs:
-            pairs = [
-                x["steps_per_second"] / y["steps_per_second"]
-                for x, y in zip(ours, theirs, strict=True)
-            ]
-            line += (
-                f"  PyTorch {statistics.median(y['steps_per_second'] for y in theirs):7,.0f}"
-                f"  ratio {statistics.median(pairs):.2f} ({min(pairs):.2f}–{max(pairs):.2f})"
-            )
+            median = statistics.median(y["steps_per_second"] for y in theirs)
+            line += f"  PyTorch {median:7,.0f}  {ratio(ours, theirs)}"
         print(line)
         parts = "  ".join(
             f"{name} {mine[name]:.2f} s ({mine[name] / mine['iteration']:.0%})"

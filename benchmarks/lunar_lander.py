@@ -25,7 +25,6 @@ import functools
 import json
 import math
 import multiprocessing
-import platform
 import statistics
 import subprocess
 import sys
@@ -49,6 +48,7 @@ from jaxrl_scale.loop.rollout import Environments
 from jaxrl_scale.options import largest_divisor
 from jaxrl_scale.parallel import backend
 from jaxrl_scale.parallel.machine import visible_cores
+from jaxrl_scale.records.provenance import describe_machine
 
 ENV = "LunarLander-v3"
 CHUNK = 500  # episodes that a device flies at once
@@ -83,14 +83,15 @@ class Flights(NamedTuple):
 def machine() -> str:
     import gymnasium
 
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    model = models[0] if models else platform.processor() or platform.machine()
-    versions = f"jax {jax.__version__}, gymnasium {gymnasium.__version__}"
-    return f"{model}, {os.cpu_count()} cores, Python {platform.python_version()}, {versions}"
+    told = describe_machine()
+    versions = told["versions"] | {"gymnasium": gymnasium.__version__}
+    return ", ".join(
+        [
+            told["processor"],
+            f"{told['cores']} cores",
+            *(f"{name} {version}" for name, version in versions.items()),
+        ]
+    )
 
 
 def error_of(sample: np.ndarray) -> float:

@@ -22,6 +22,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -144,17 +145,18 @@ def main() -> None:
             compiling = statistics.median(x["compile_seconds"] for x in ours)
             line = f"{name} {env:12} ours {a:9,.0f} (best {best:9,.0f}, compile {compiling:.1f} s)"
             if theirs:
-                pairs = [
-                    x["steps_per_second"] / y["steps_per_second"]
-                    for x, y in zip(ours, theirs, strict=True)
-                ]
                 b = statistics.median(y["steps_per_second"] for y in theirs)
                 their_best = max(y["best"] for y in theirs)
-                line += f"  Rejax {b:9,.0f} (best {their_best:9,.0f})"
-                line += (
-                    f"  ratio {statistics.median(pairs):.2f} ({min(pairs):.2f}–{max(pairs):.2f})"
-                )
+                line += f"  Rejax {b:9,.0f} (best {their_best:9,.0f})  {ratio(ours, theirs)}"
             print(line, flush=True)
+
+
+def ratio(ours: Sequence[dict[str, float]], theirs: Sequence[dict[str, float]]) -> str:
+    """The median and the range of the ratios of both speeds, turn by turn."""
+    pairs = [
+        x["steps_per_second"] / y["steps_per_second"] for x, y in zip(ours, theirs, strict=True)
+    ]
+    return f"ratio {statistics.median(pairs):.2f} ({min(pairs):.2f}–{max(pairs):.2f})"
 
 
 if __name__ == "__main__":

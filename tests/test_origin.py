@@ -78,7 +78,7 @@ def test_the_policy_is_the_other_runs_and_all_else_is_that_of_a_new_run(name, ru
     assert "params" in names
 
 
-def test_the_statistics_of_observations_go_with_the_policy(runs, tmp_path):
+def test_the_statistics_of_observations_go_with_the_policy(runs):
     path, _ = runs("a2c")
     file = path / "checkpoints" / "0" / "arrays.npz"
     with np.load(file) as arrays:
@@ -112,7 +112,7 @@ def test_agents_of_a_sweep_keep_their_seeds_and_options(runs):
     assert {len(x) for x in jax.tree.leaves(agents.weights)} == {2}
 
 
-def test_the_digest_is_that_of_what_was_taken(runs, tmp_path):
+def test_the_digest_is_that_of_what_was_taken(runs):
     path, _ = runs("ppo")
     record = found(config_of("ppo"), path).record
     assert record["run_dir"] == str(path)

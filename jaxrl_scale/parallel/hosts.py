@@ -164,10 +164,10 @@ class Hosts:
                 self.await_verdict()  # another failure came first
         self._end(failure)
 
-    def await_verdict(self, seconds: float = 5.0) -> None:
+    def await_verdict(self) -> None:
         """Called when a collective failed: mostly a process was lost, which the other thread
         notices within milliseconds. It then names that process and ends this one."""
-        time.sleep(seconds)
+        time.sleep(5.0)
 
     def close(self) -> None:
         """Close the connection when every process has come to this; then none is missed."""
