@@ -36,18 +36,24 @@ def small(algo=None, **changes):
     return config
 
 
-def runner_of(config, env=None, algo=None, monkeypatch=None):
+def runner_of(config, env=None, algo=None, monkeypatch=None, fresh=True):
     """A compiled runner on the first ``config.devices`` of the test's eight CPU devices.
 
-    ``algo``: a ``make(config, spec, pool)`` to use instead of the config's.
+    ``algo``: a ``make(config, spec, pool)`` to use instead of the config's. Without ``fresh`` it
+    cannot begin a run.
     """
     if algo is not None:
         module = type("module", (), {"make": staticmethod(algo)})
         monkeypatch.setattr(algos, "get", lambda name: module)
     placement = backend.place(config, jax.local_devices())
     runner = make_runner(config, env or envs.make(config.env, **config.env_kwargs), placement)
-    runner.compile()
+    runner.compile(fresh)
     return runner
+
+
+def program_of(config):
+    """The text of the compiled program of iterations."""
+    return runner_of(config, fresh=False)._compiled_steps.as_text()
 
 
 def time_at(iteration, num_iterations=8):

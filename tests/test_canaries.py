@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from running import AS_USERS, differing, runner_of, steps
+from running import AS_USERS, differing, program_of, runner_of, steps
 
 from jaxrl_scale.envs import rigid_body
 from jaxrl_scale.learning import normalize
@@ -55,13 +55,10 @@ def test_the_order_of_sums_is_still_needed(monkeypatch):
     """That XLA would take one collective for another is seen in its programs alone: it takes
     unlucky threads, too."""
 
-    def text():
-        config = algorithms.everything("impala", num_shards=2, devices=2)
-        return runner_of(config)._compiled_steps.as_text()
-
-    assert collectives.unordered(text()) == []
+    config = algorithms.everything("impala", num_shards=2, devices=2)
+    assert collectives.unordered(program_of(config)) == []
     monkeypatch.setattr(sums, "one_number_each", lambda tree: jnp.zeros(0))
-    program = text()
+    program = program_of(config)
     assert collectives.unordered(program) != []
     assert {*re.findall(r"channel_id=(\d+)", program)} == {"1"}  # all of them have one number
 

@@ -98,7 +98,7 @@ def test_a_gradient_step_is_one_collective_a_round(devices, rounds, normalize_ob
         algo=ppo.Config(minibatch_size=32, epochs=3, normalize_observations=normalize_observations),
     )
     runner = Runner(config, envs.make(config.env), place(config, jax.devices()[:devices]))
-    runner.compile()
+    runner.compile(fresh=False)
     found = model.collectives(runner._compiled_steps.as_text(), devices)
     assert {operation for operation, _ in found} == {"collective-permute"}
     parameters = (4 * 8 + 8 + 8 * 2 + 2) + (4 * 8 + 8 + 8 + 1)  # policy and value

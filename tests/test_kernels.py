@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import kernels
 import pytest
-from running import runner_of
+from running import program_of
 
 from jaxrl_scale.config import files
 from jaxrl_scale.learning import networks
@@ -22,8 +22,7 @@ NAMES = sorted(path.stem for path in CONFIGS.glob("*.py") if path.stem.endswith(
 
 
 def of(config, devices):
-    program = runner_of(config.replace(devices=devices))._compiled_steps.as_text()
-    found = kernels.rounding(program, config.num_shards)
+    found = kernels.rounding(program_of(config.replace(devices=devices)), config.num_shards)
     assert sum(found.values()) > 10
     return found
 
