@@ -447,7 +447,8 @@ def _asked(args: argparse.Namespace, rest: list[str]) -> Asked:
             f"--perturb_every={args.perturb_every} should be below {base.num_iterations}, the "
             "iterations of the run"
         )
-    last = base.seed + args.seeds + 2 * args.fresh_seeds - 1
+    seeds = len(settings) if args.perturb_every else args.seeds  # each of a population has its own
+    last = base.seed + seeds + 2 * args.fresh_seeds - 1
     if last >= 2**31:
         raise RunError(
             f"seed={base.seed} is too large: the seeds of the search and the fresh ones would "

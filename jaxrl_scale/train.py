@@ -121,6 +121,7 @@ def train(
         end at once instead, with the error's status.
       KeyboardInterrupt: in a notebook, when a signal has stopped the run and it was saved.
     """
+    resume = None if resume is None else os.path.expanduser(resume)
     config = checked(config, resume)
     if on_row is not None and not callable(on_row):
         raise RunError(f"on_row={on_row!r} should be a function that takes a row of metrics")

@@ -50,10 +50,9 @@ trap stop TERM USR1 USR2 # OAR's is USR2, unless `oarsub --signal` says otherwis
 # terminal (-tt), also where OAR does not kill all that a job has left.
 REMOTE_SHELL="oarsh -tt -q" launch/ranks.sh "${hosts[@]}" -- "$@" --run_dir "$run_dir" &
 ranks=$!
-while kill -0 "$ranks" 2>/dev/null; do # a signal ends `wait`, not the ranks
-  wait "$ranks"
-  status=$?
-done
+while kill -0 "$ranks" 2>/dev/null; do wait "$ranks"; done # a signal ends `wait`, not the ranks
+wait "$ranks"
+status=$?
 
 again "$status" || exit "$status"
 # Nobody asked, and nothing was saved: it might fail and come back for ever.

@@ -85,6 +85,20 @@ def test_a_run_is_refused_where_it_could_not_be_compiled_or_kept(tmp_path):
         jax.config.update("jax_disable_jit", False)
 
 
+def test_a_folder_of_compiled_programs_that_jax_was_told_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "theirs")  # which JAX reads when it is imported
+    before = jax.config.jax_compilation_cache_dir
+    with prepare.jax_settings_restored():
+        backend.initialize(Config(compilation_cache=str(tmp_path)))
+        assert jax.config.jax_compilation_cache_dir == before
+
+
+def test_a_process_steps_environments_in_the_threads_that_are_asked_for_or_one_a_core():
+    for asked, threads in ((None, 5), (3, 3)):
+        placed = backend.place(Config(num_threads=asked), jax.local_devices()[:1], cores=5)
+        assert placed.num_threads == threads
+
+
 def test_a_process_knows_when_it_began_to_a_tenth_of_a_second():
     code = "from jaxrl_scale.parallel.machine import process_start; print(process_start())"
     before = time.time()

@@ -242,12 +242,47 @@ def test_the_best_is_one_that_was_evaluated_and_it_is_never_deleted(tmp_path):
     checkpoints.close()
 
 
-def test_of_equally_good_ones_the_latest_is_restored_as_the_best(tmp_path):
+@pytest.mark.parametrize("shift", [0.0, -9.0])
+def test_of_equally_good_ones_the_latest_is_restored_as_the_best(tmp_path, shift):
     checkpoints = Checkpoints(tmp_path, keep=4)
     for iteration, score in [(1, 2.0), (2, 3.0), (3, 3.0), (4, None)]:
-        checkpoints.save(iteration, state(iteration), {}, score)
+        checkpoints.save(iteration, state(iteration), {}, None if score is None else score + shift)
     assert checkpoints.restore(state(0), no_warning, best=True)[0] == 3
     checkpoints.close()
+
+
+def test_a_damaged_one_does_not_take_the_place_of_the_best(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for iteration, score in [(1, 9.0), (2, 1.0), (3, 2.0)]:
+        checkpoints.save(iteration, state(iteration), {}, score)
+    checkpoints.wait()
+    truncate(tmp_path / "2" / "arrays.npz")
+    checkpoints.save(4, state(4), {}, 3.0)
+    checkpoints.close()
+    assert names(tmp_path) == {"1", "3", "4"}
+
+
+def test_a_file_that_is_called_like_a_checkpoint_is_none(tmp_path):
+    saved(tmp_path, [1, 2])
+    (tmp_path / "3").touch()
+    assert restore(tmp_path, state(0), no_warning)[0] == 2
+    saved(tmp_path, [4], keep=1)
+    assert names(tmp_path) == {"3", "4"}
+
+
+def test_what_is_saved_is_on_the_disk(tmp_path, monkeypatch):
+    written, fsync = [], os.fsync
+
+    def on_disk(descriptor: int) -> None:
+        written.append(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", on_disk)
+    saved(tmp_path, [1])
+    assert (tmp_path / "1" / "arrays.npz").stat().st_ino in written
+    written.clear()
+    write_atomically(tmp_path / "file", b"text")
+    assert written == [(tmp_path / "file").stat().st_ino, tmp_path.stat().st_ino]
 
 
 def test_what_is_deleted_disappears_from_its_name_at_once(tmp_path, monkeypatch):

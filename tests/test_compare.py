@@ -99,6 +99,17 @@ def test_seeds_stand_side_by_side_as_agents_of_one_run(tmp_path):
     assert together.column("env_steps").tolist() == [300, 600, 900]  # of three agents
 
 
+def test_a_time_that_some_seeds_do_not_have_is_none_of_all(tmp_path):
+    """Else the mean would be that of the quick ones."""
+    for seed, reached in ((0, 30.0), (1, None)):
+        write_run(tmp_path / str(seed), "CartPole-v1", seed, 9.0)
+        path = tmp_path / str(seed) / "summary.json"
+        told = json.loads(path.read_text()) | {"seconds_to_target": reached}
+        path.write_text(json.dumps(told))
+    together = past_run.side_by_side([past_run.read(tmp_path / x) for x in "01"], tmp_path)
+    assert together.summary["seconds_to_target"] is None
+
+
 def test_over_all_games_are_those_that_all_configs_have_played(tmp_path, capsys):
     def write(env, config, *finals):
         for seed, final in enumerate(finals):
@@ -121,6 +132,21 @@ def test_over_all_games_are_those_that_all_configs_have_played(tmp_path, capsys)
     assert "Over all games" in page
     assert scores.normalized("MazeEasy-v0", 6.0) == pytest.approx(0.2)
     assert (tmp_path / "compare-bars-eval_normalized.png").exists()
+
+
+def test_a_run_that_did_not_end_well_is_told_and_the_others_are_compared(
+    monkeypatch, capsys, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "compared" / "CartPole-v1" / "quick"
+    write_run(folder / "seed0", "CartPole-v1", 0, 10.0)
+    tasks = [compare.Task(folder / f"seed{k}", []) for k in (0, 1)]
+    monkeypatch.setattr(compare, "plan", lambda *_: tasks)
+    monkeypatch.setattr(compare, "train", lambda *_: 3)
+    assert compare.main(list(map(str, command(tmp_path)))) == 1
+    said = "error: 1 run did not end well; the same command tries again\n"
+    assert capsys.readouterr().err == said
+    assert "CartPole-v1/quick" in (tmp_path / "compared" / "compare.md").read_text()
 
 
 # --- mistakes -------------------------------------------------------------------------------

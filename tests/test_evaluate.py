@@ -16,7 +16,7 @@ from running import begun, first_shared, small, time_at
 from scipy import stats
 from test_report import make_run
 
-from jaxrl_scale import envs, evaluate, load, report
+from jaxrl_scale import envs, evaluate, load, plot, report, train
 from jaxrl_scale.algos import ppo
 from jaxrl_scale.config import Config, files
 from jaxrl_scale.errors import RunError
@@ -69,6 +69,17 @@ def test_the_command_repeats_the_runs_own_evaluation_to_the_last_digit(world, ru
     assert (result["greedy"], result["agents"]) == (True, [0])
     assert result["iteration"] == SMALL["iterations"]
     assert result["standard_error"] > 0
+
+
+def test_a_path_in_python_may_begin_with_a_tilde(run, monkeypatch, capfd):
+    monkeypatch.setenv("HOME", str(run.parent))
+    assert load(f"~/{run.name}").iteration == SMALL["iterations"]
+    assert plot(f"~/{run.name}").axes
+    assert train(resume=f"~/{run.name}").path == run
+    assert "has finished: nothing is left to do" in capfd.readouterr().out
+    (run.parent / "mine.py").write_text("def get_config():\n    return 1\n")
+    with pytest.raises(RunError, match="returned int, it should return"):
+        files.read_file("~/mine.py")
 
 
 def test_the_command_in_gymnasium_prints_one_line_and_no_warning(world, run):
@@ -228,6 +239,8 @@ def test_the_standard_error_is_of_agents_where_several_play(tmp_path, capfd, mon
     _, out, _ = command(tmp_path, capfd=capfd)
     assert "mean return 0.0 ± 0.0 (standard error over 128 episodes)" in out
     assert out.endswith("left out, because their loss or their return is not finite: agents 1\n")
+    one = in_json(tmp_path, "--agents=1", capfd=capfd)
+    assert (one["mean"], one["standard_error"], one["failed"]) == (None, None, [1])
 
 
 @pytest.mark.parametrize("name", ["env", "network"])

@@ -477,6 +477,18 @@ def test_another_folder_and_onnx_can_be_asked_for(run, tmp_path, capfd):
     assert (out / "policy.onnx").stat().st_size > 100
 
 
+def test_the_best_checkpoint_can_be_asked_for(run, tmp_path, capfd, monkeypatch):
+    asked = []
+
+    def loaded(*given):
+        asked.append(given)
+        return load(*given)
+
+    monkeypatch.setattr(export, "load", loaded)
+    assert command(run, "--checkpoint=best", "--out", tmp_path, capfd=capfd)[0] == 0
+    assert asked == [(run, 0, "best")]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

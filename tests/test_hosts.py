@@ -85,6 +85,7 @@ def test_slurm_tells_all():
     assert other_step.port != found.port
     assert {found.port, other_step.port} <= set(range(61_440, 65_536))
     assert find(Launch(), SLURM | {"SLURM_STEP_NUM_NODES": "1"}).is_local
+    assert find(Launch(), SLURM | {"SLURM_NTASKS": "32"}).num_processes == 16, "those of the step"
     assert not found.is_local
 
 
@@ -106,12 +107,15 @@ def test_openmpi_tells_all_even_under_slurm():
     found = find(Launch(), OPENMPI | SLURM)
     assert (found.num_processes, found.process_id, found.host) == (4, 3, "10.96.0.1")
     assert find(Launch(), OPENMPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "4"}).host == "127.0.0.1"
+    other = OPENMPI | {"OMPI_MCA_orte_hnp_uri": "1531641856.0;tcp://10.96.0.1:34911"}
+    assert find(Launch(), other).port != found.port, "two jobs may run side by side"
 
 
 def test_openmpi_that_does_not_tell_where_rank_0_is():
     told = {k: v for k, v in OPENMPI.items() if "uri" not in k}
     with pytest.raises(RunError, match="--coordinator=HOST"):
         find(Launch(), told)
+    assert find(Launch(), told | {"OMPI_COMM_WORLD_LOCAL_SIZE": "4"}).host == "127.0.0.1"
 
 
 def test_variables_come_before_the_launcher_and_flags_before_variables():
@@ -244,6 +248,14 @@ def test_a_gpu_that_is_divided_into_instances_is_not_counted_beside_them(
     if chosen is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
     assert machine.visible_gpus() == seen
+
+
+def test_a_process_uses_no_more_cores_than_slurm_gives_it(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {7, 2, 4, 5}, raising=False)
+    monkeypatch.delenv("SLURM_CPUS_PER_TASK", raising=False)
+    assert machine.visible_cores() == [2, 4, 5, 7]
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "3")
+    assert machine.visible_cores() == [2, 4, 5]
 
 
 def test_garbage_for_slurms_number_of_cores_is_one_line(monkeypatch):
@@ -426,6 +438,21 @@ def links_run(folder, code, number):
     return ended({k: warm.Process(one, dict(os.environ), folder) for k, one in commands.items()})
 
 
+INTERRUPTED = """
+with link.end_together():
+    link.barrier("all are here")
+    if k == 1:
+        raise KeyboardInterrupt
+    link.barrier("never")
+"""
+
+
+def test_an_interrupt_of_one_process_ends_all_as_one(tmp_path):
+    for done in links_run(tmp_path, INTERRUPTED, 2).values():
+        assert done.status == 130
+        assert done.err.endswith("interrupted; what was saved stays saved\n")
+
+
 FAILING = """
 drain = asyncio.StreamWriter.drain
 
@@ -525,6 +552,20 @@ def test_process_0_says_whom_it_refused():
     assert isinstance(other.exception(PATIENCE), RunError)
     assert str(other.exception()).endswith(f"refuses it: {refusal}")
     assert str(leader.exception(PATIENCE)).endswith(f"; one that came was refused: {refusal}")
+
+
+def test_an_option_that_only_one_process_has_is_told():
+    def checked(link):
+        try:
+            link.check_alike({"a": "1"} | ({} if link.leader else {"b": "2"}))
+        except RunError as error:
+            return str(error)
+        return ""
+
+    said = "this process was started with b=2, process 0 with b=None; all should be started alike"
+    links = meet(2)
+    assert in_all(links, checked) == ["", said]
+    in_all(links, close)
 
 
 def test_a_process_that_does_not_come_is_named(world, path):
@@ -757,6 +798,95 @@ def test_who_only_pretends_to_be_process_0_is_not_talked_to(greeting, answer, re
             hosts.join(Cluster(2, 1, "127.0.0.1", port), Launch(start_timeout=1))
 
 
+def test_nobody_else_can_be_process_0():
+    who = handshake.Hello(0, 2, "impostor", "x")
+    refusal = hosts.Hosts(Cluster(2, 0))._seat(who, None, None)
+    assert refusal == "it is process 0 of 2, this run has 2"
+
+
+class Wire:
+    """What one side of an introduction writes, which ``between`` may change."""
+
+    def __init__(self, reader, between):
+        self.reader, self.between = reader, between
+
+    def write(self, data):
+        self.reader.feed_data(self.between(data))
+
+    async def drain(self):
+        pass
+
+
+def introduced(between):
+    """What process 0 and process 1 take each other for, where process 1 is heard changed."""
+
+    async def both():
+        here, there = asyncio.StreamReader(), asyncio.StreamReader()
+        environment = {"JAXRL_SECRET": OUR_KEY.decode()}
+        who = handshake.Hello(1, 2, "node1", "x")
+        return await asyncio.gather(
+            handshake.admit(here, Wire(there, bytes), Key(OUR_KEY)),
+            handshake.introduce(there, Wire(here, between), who, environment),
+            return_exceptions=True,
+        )
+
+    return asyncio.run(both())
+
+
+def test_nobody_between_two_processes_can_change_what_one_says():
+    assert introduced(bytes) == [handshake.Hello(1, 2, "node1", "x"), None]
+    leader, member = introduced(lambda data: data.replace(b"node1", b"node2"))
+    assert isinstance(leader, handshake.Stranger)
+    assert "have different secrets" in str(member)
+
+
+def answered(answer):
+    """What process 1 takes somebody for who greets as an earlier process 0 did, and gives this
+    answer to what it says."""
+
+    async def alone():
+        there = asyncio.StreamReader()
+        there.feed_data(message(b"jaxrl_scale key " + b"0" * 32))
+
+        def replied(data):
+            there.feed_data(message(answer(data[4:])))
+            return b""
+
+        who, environment = handshake.Hello(1, 2, "x", "x"), {"JAXRL_SECRET": OUR_KEY.decode()}
+        wire = Wire(asyncio.StreamReader(), replied)
+        await handshake.introduce(there, wire, who, environment)
+
+    asyncio.run(alone())
+
+
+def test_what_a_process_said_itself_or_was_told_earlier_proves_nothing(monkeypatch):
+    def as_process_0(said):
+        """The right answer, by the code of process 0."""
+
+        async def admitted():
+            reader, told = asyncio.StreamReader(), asyncio.StreamReader()
+            reader.feed_data(message(said))
+            with monkeypatch.context() as patch:
+                patch.setattr(handshake.secrets, "token_hex", lambda _: "0" * 32)
+                await handshake.admit(reader, Wire(told, bytes), Key(OUR_KEY))
+            await handshake._read(told, 1024)  # the greeting
+            return await handshake._read(told, 1024)
+
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(asyncio.run, admitted()).result()
+
+    earlier = []
+
+    def right(said):
+        earlier.append(as_process_0(said))
+        return earlier[-1]
+
+    answered(right)
+    for answer in (lambda said: earlier[0], lambda said: said.split(b" ")[0]):
+        with pytest.raises(RunError, match="have different secrets"):
+            answered(answer)
+
+
 # --- the secret -----------------------------------------------------------------------------
 
 
@@ -779,12 +909,26 @@ def test_without_a_home_the_secret_is_in_a_folder_of_the_user_alone(tmp_path, mo
     assert len(keys) == 1
     folder = tmp_path / f"jaxrl_scale-{os.geteuid()}"
     assert folder.stat().st_mode & 0o777 == 0o700
-    folder.chmod(0o777)
-    with pytest.raises(RunError, match=r"no secret can be kept in .*JAXRL_SECRET"):
+    refused = r"no secret can be kept in .*JAXRL_SECRET"
+    for mode in (0o777, 0o720):
+        folder.chmod(mode)
+        with pytest.raises(RunError, match=refused):
+            secret.choose({"HOME": "/proc/none"})
+    folder.chmod(0o700)
+    folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")  # it may be changed to another place
+    with pytest.raises(RunError, match=refused):
+        secret.choose({"HOME": "/proc/none"})
+    somebody_else = os.geteuid() + 1
+    (tmp_path / "elsewhere").rename(tmp_path / f"jaxrl_scale-{somebody_else}")
+    monkeypatch.setattr(os, "geteuid", lambda: somebody_else)
+    with pytest.raises(RunError, match=refused):
         secret.choose({"HOME": "/proc/none"})
 
 
-def test_a_secret_that_is_given_comes_first(tmp_path):
+def test_a_secret_that_is_given_comes_first(tmp_path, monkeypatch):
+    monkeypatch.setattr(secret, "_munge_works", lambda environment: True)
+    assert secret.choose({"SLURM_JOB_ID": "1"}) == secret.Munge()
     file = tmp_path / "secret"
     given = {"JAXRL_SECRET_FILE": str(file), "SLURM_JOB_ID": "1"}
     with pytest.raises(RunError, match=r"cannot read .*No such file"):
@@ -799,6 +943,14 @@ def test_a_secret_that_is_given_comes_first(tmp_path):
         with pytest.raises(RunError, match="JAXRL_SECRET should hold at least 16 characters"):
             choose(given | {"JAXRL_SECRET": "short"})
     secret.check_given({})
+
+
+def test_a_proof_of_munge_can_be_read_by_the_user_alone(tmp_path, monkeypatch):
+    command = tmp_path / "munge"
+    command.write_text('#!/bin/sh\necho "$@"\n')
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    assert secret.Munge().prove(b"this") == b"--restrict-uid=%d" % os.geteuid()
 
 
 def test_a_proof_holds_for_one_statement_and_one_secret():

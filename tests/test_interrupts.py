@@ -1,5 +1,7 @@
 """Ctrl-C, while the main thread is in compiled code and Python runs no handler."""
 
+import contextlib
+import os
 import re
 import signal
 import subprocess
@@ -9,6 +11,7 @@ import time
 import pytest
 from processes import Screen
 
+from jaxrl_scale import interrupts
 from jaxrl_scale.config import Config
 from jaxrl_scale.records.terminal import Terminal
 
@@ -96,6 +99,30 @@ def test_each_ctrl_c_is_answered_at_once_and_the_second_ends_the_process(name, f
         finally:
             process.kill()
     assert (process.returncode, err) == (130, second)
+
+
+def test_blocks_that_stand_in_each_other_all_answer_and_leave_what_was_there():
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    answers, before = [], signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    try:
+        with (
+            interrupts.answered(lambda: answers.append("around")),
+            interrupts.answered(lambda: answers.append("within")),
+            contextlib.suppress(KeyboardInterrupt),
+        ):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(60)
+        limit = time.monotonic() + 60
+        while len(answers) < 2 and time.monotonic() < limit:
+            time.sleep(0.01)
+    finally:
+        left = signal.set_wakeup_fd(before)
+        os.close(writer)
+    assert answers == ["within", "around"]
+    assert left == writer
+    with open(reader, "rb") as heard:
+        assert heard.read() == bytes([signal.SIGINT])
 
 
 def test_a_ctrl_c_that_python_drops_is_raised_again():

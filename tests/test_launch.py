@@ -213,6 +213,22 @@ def test_ranks_are_told_where_they_stand_and_log_apart(ranks):
     assert {p.name for p in (run_dir / "ranks").iterdir()} == {"0.log", "1.log"}
 
 
+def test_ranks_are_given_the_variables_that_matter_and_no_key(ranks, tmp_path):
+    """By a remote shell that hands on nothing by itself. Command lines can be read by everybody."""
+    lines, own = tmp_path / "lines", tmp_path / "own"
+    shell = f'echo "$2" >> {shlex.quote(str(lines))}\nexec env -i PATH="$PATH" sh -c "$2"\n'
+    (tmp_path / "remote shell").write_text(f"#!/bin/sh\n{shell}")
+    own.write_text("a secret of the user's own\n")
+    own.chmod(0o600)
+    given = {"WANDB_API_KEY": "the key", "WANDB_NAME": "mine", "JAXRL_SECRET_FILE": str(own)}
+    done = ranks.run("a", "--", "--run_dir=r", **given)
+    assert (done.status, done.err) == (0, "")
+    said = eval(done.out)
+    assert said["secret"] == own.read_text()
+    assert "'WANDB_NAME': 'mine'" in said["given"]
+    assert "the key" not in said["given"] + lines.read_text()
+
+
 def test_ranks_resume_a_run_that_is_there(ranks):
     (ranks.folder / "r").mkdir()
     (ranks.folder / "r" / "config.json").touch()

@@ -34,10 +34,11 @@ from jaxrl_scale.parallel import backend
 from jaxrl_scale.parallel.hosts import Hosts
 from jaxrl_scale.parallel.machine import Memory
 from jaxrl_scale.parallel.placement import Placement
-from jaxrl_scale.records import array_folder, notebook, progress
-from jaxrl_scale.records.checkpoint import restore
+from jaxrl_scale.records import array_folder, log, notebook, progress
+from jaxrl_scale.records.checkpoint import Checkpoints, restore
 from jaxrl_scale.records.digest import of_run
 from jaxrl_scale.records.progress import Clock
+from jaxrl_scale.records.row_writer import RowWriter
 from jaxrl_scale.train import loop
 
 HERE = Path(__file__).name
@@ -273,6 +274,68 @@ def test_after_an_error_the_rows_so_far_are_kept_and_the_folder_is_free(tmp_path
     assert [row["iteration"] for row in resumed.metrics] == list(range(1, 11))
 
 
+def test_rows_are_on_the_disk_before_the_checkpoint_that_counts_them(tmp_path, monkeypatch):
+    events, fsync, save = [], os.fsync, Checkpoints.save
+
+    def on_disk(descriptor):
+        events.append(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    def saving(*given):
+        events.append("saved")
+        save(*given)
+
+    monkeypatch.setattr(os, "fsync", on_disk)
+    monkeypatch.setattr(Checkpoints, "save", saving)
+    run, _ = run_of(config_of(tmp_path / "run"))
+    rows = (run.path / "metrics.jsonl").stat().st_ino
+    told = ["rows" if event == rows else event for event in events if event in (rows, "saved")]
+    assert told == ["rows", "saved"] * 3 + ["rows"]
+
+
+def test_after_an_interrupt_nobody_waits_for_what_is_written(tmp_path, monkeypatch):
+    """Closing waits for wandb, for up to 40 seconds."""
+
+    def interrupted(metrics):
+        raise KeyboardInterrupt
+
+    class Writer(RowWriter):
+        def close(self, *_):
+            raise AssertionError("closed")
+
+        def __init__(self, *given, **named):
+            super().__init__(*given, **named)
+            files.append(self._file)
+
+    files = []
+    monkeypatch.setattr(log, "RowWriter", Writer)
+    with pytest.raises(KeyboardInterrupt):
+        run_of(config_of(tmp_path / "run"), at={6: interrupted})
+    files[0].close()
+
+
+def test_a_run_that_broke_in_its_last_evaluation_has_its_digest_when_it_is_resumed(
+    tmp_path, monkeypatch
+):
+    def broken(self, state):
+        raise RuntimeError("a finger broke")
+
+    config = config_of(tmp_path / "run")
+    with monkeypatch.context() as patch:
+        patch.setattr(Counter, "evaluate", broken)
+        with pytest.raises(RuntimeError, match="a finger broke"):
+            run_of(config)
+    resumed, runner = run_of(config, resume=tmp_path / "run")
+    assert runner.calls == []
+    assert resumed.summary["digest"] == of_run({0: "10"})
+
+
+def test_the_directory_of_a_resumed_run_holds_the_config_that_it_goes_on_with(tmp_path):
+    stopped, _ = run_of(config_of(tmp_path / "run"), at={3: terminate})
+    run_of(stopped.config.replace(target_return=5.0), resume=stopped.path)
+    assert json.loads((stopped.path / "config.json").read_text())["target_return"] == 5.0
+
+
 @pytest.mark.parametrize("others", [None, {"slurm.out"}])
 def test_a_mistake_before_the_first_row_leaves_no_run_behind(tmp_path, monkeypatch, others):
     """How much memory a program takes is known when it is compiled, after the first files."""
@@ -490,11 +553,17 @@ def counted(*iterations):
     return mine
 
 
-def test_the_recent_return_is_of_the_fewest_iterations_with_100_episodes_of_a_agent():
+def test_the_recent_return_is_of_the_fewest_iterations_with_100_episodes_of_an_agent():
     mine = counted([(90, 90), (200, 0)], [(60, 120), (0, 0)], [(50, 150), (100, 300)])
     assert mine.recent_returns().tolist() == [270 / 110, 3.0]
     assert mine.recent_return() == (270 / 110 + 3) / 2
     assert mine.env_steps == 60
+
+
+def test_an_agents_newest_iterations_alone_count_where_they_have_just_100_episodes():
+    """Agent 1 needs the iteration before as well."""
+    mine = counted([(10, 1000), (100, 300)], [(100, 200), (50, 0)])
+    assert mine.recent_returns().tolist() == [2.0, 2.0]
 
 
 def test_an_environments_own_numbers_are_means_over_all_steps_and_over_all_ends_since_the_row():
@@ -521,8 +590,10 @@ def test_there_is_no_recent_return_before_every_agent_has_100_episodes():
     assert mine.recent_returns()[1] == 2
 
 
-def test_a_agent_that_is_not_finite_counts_as_failed_from_that_iteration_on():
-    mine = counted([(100, 100), (100, 300)], [(100, np.nan), (100, 300)], [(100, 0), (100, 300)])
+def test_an_agent_that_is_not_finite_counts_as_failed_from_that_iteration_on():
+    mine = counted(
+        [(100, 100), (100, 300)], [(100, np.nan), (100, 300)], [(100, np.nan), (100, 300)]
+    )
     assert mine.failed == {0: 2}
     assert mine.recent_return() == 3
     again = progress.Progress(2)
@@ -531,7 +602,7 @@ def test_a_agent_that_is_not_finite_counts_as_failed_from_that_iteration_on():
     assert again.failed == {0: 2}
 
 
-def test_only_iterations_that_count_are_reagented():
+def test_only_iterations_that_count_are_remembered():
     quiet = counted(*[[(0, 0), (0, 0)]] * 50)
     assert len(quiet.window) == 0
     busy = counted(*[[(60, 0), (60, 0)]] * 50)
@@ -594,6 +665,20 @@ def test_the_speed_of_a_run_that_has_nothing_left_to_do_is_that_of_before():
     )
     clock.compiled()
     assert clock.summary()["steps_per_second"] == 200.0
+    assert clock.summary()["wall_seconds"] >= 9.0
+    assert clock.summary()["compile_seconds"] >= 1.0
+
+
+def test_the_first_speed_of_a_resumed_run_is_of_the_steps_since_then():
+    clock = progress.Clock(time.time())
+    clock.load_json(
+        {"wall_seconds": 9.0, "train_seconds": 4.0, "compile_seconds": 1.0, "env_steps": 10**9}
+        | {"target_return": None, "seconds_to_target": None}
+    )
+    clock.compiled()
+    time.sleep(0.01)
+    clock.note(10**9 + 100, lambda: None)
+    assert 0 < clock.row()["steps_per_second"] <= 100 / 0.01
 
 
 # --- names ----------------------------------------------------------------------------------

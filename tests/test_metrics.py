@@ -224,6 +224,20 @@ def test_a_record_of_starts_that_cannot_be_read_is_told_in_one_line(tmp_path):
         run_directory.read_starts(tmp_path)
 
 
+def test_runs_that_begin_in_the_same_second_have_directories_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run_directory.time, "strftime", lambda _: "now")
+    for name in ("run-now", "run-now-2", "run-now-3"):
+        with run_directory.entered(Config(), "run", None, Hosts()) as run:
+            assert run.path == tmp_path / "runs" / name
+
+
+def test_the_newest_checkpoint_is_the_last_by_its_number(run):
+    for name in ("9", "10", "11.damaged", "12.part-1-of-2"):
+        (run.checkpoints / name).mkdir(parents=True)
+    assert run.newest_checkpoint().name == "10"
+
+
 @pytest.mark.parametrize("damaged", ["[]", "{}", '{"starts": 3}', '{"starts": [3]}', "{"])
 def test_a_damaged_record_of_starts_is_told_in_one_line(tmp_path, damaged):
     assert run_directory.read_starts(tmp_path) == []
@@ -312,6 +326,19 @@ def test_the_summary_is_written_and_that_of_a_shorter_run_is_removed_on_resume(r
     assert read(run, "summary.json") == {}
 
 
+def test_the_rows_after_a_checkpoint_are_cut_off_whole_or_not_at_all(run, monkeypatch):
+    write(run, QUIET, [1, 2, 3])
+    whole = run.metrics.read_bytes()
+
+    def crash(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", crash)
+    with pytest.raises(RunError, match=r"metrics\.jsonl: No space left"):
+        row_writer.RowWriter(run, QUIET, "test", resume_iteration=1)
+    assert run.metrics.read_bytes() == whole
+
+
 @needs_full_device
 def test_a_full_disk_is_told_in_one_line(run):
     run.metrics.symlink_to("/dev/full")
@@ -374,6 +401,16 @@ def test_events_are_cut_back_even_where_the_resumed_run_wants_none(run):
     write(run, dataclasses.replace(QUIET, tensorboard=True), [1, 2, 3])
     write(run, QUIET, [3], resume_iteration=2)
     assert [step for _, step, _ in read_events(run)["loss/total"]] == [1000, 2000]
+
+
+def test_events_can_be_seen_while_the_run_goes_on(run, monkeypatch):
+    sink = row_writer.RowWriter(run, dataclasses.replace(QUIET, tensorboard=True), "test")
+    sink.log(row(1))
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 10)
+    sink.log(row(2))
+    assert [step for _, step, _ in read_events(run)["loss/total"]] == [1000, 2000]
+    sink.close(None, 0)
 
 
 @needs_full_device
@@ -549,6 +586,27 @@ def test_wandb_offline_holds_the_rows_and_a_resumed_run_keeps_its_id(run, capfd,
 
     wandb.termwarn("what wandb has to say later")
     assert capfd.readouterr() == ("", "")
+
+
+def test_wandb_shows_the_seeds_of_a_run_over_the_steps_of_one_agent(run, monkeypatch):
+    begun, logged = [], []
+
+    class Sink:
+        place = None
+
+        def __init__(self, run, config, name, *_):
+            begun.append(name)
+
+        def log(self, values):
+            logged.append((values["env_steps"], values["episode/return"]))
+
+        def close(self, summary, exit_code):
+            begun.append(exit_code)
+
+    monkeypatch.setattr(row_writer, "WandbSink", Sink)
+    write(run, dataclasses.replace(QUIET, wandb="offline", seed=7, num_seeds=4), [1, 2])
+    assert begun == ["test-seed7-10", 0]
+    assert logged == [(250, 1.5), (500, 3.0)]
 
 
 @pytest.mark.parametrize(

@@ -289,6 +289,18 @@ def test_a_curve_is_drawn_over_the_steps_of_one_agent_and_drops_failed_seeds(tmp
     np.testing.assert_array_equal(high, [np.nan, 3, 2])
 
 
+def test_a_target_is_drawn(tmp_path):
+    runs = [make_run(tmp_path / str(target), target=target) for target in (475.0, None)]
+    with_target, without = (report_plots.learning_plots(report.read_runs([run])) for run in runs)
+    assert all(x.png != y.png for x, y in zip(with_target, without, strict=True))
+
+
+def test_no_two_runs_have_the_same_colour_and_line(tmp_path):
+    run = report.read_runs([make_run(tmp_path / "run")])[0].run
+    runs = [dataclasses.replace(run, path=tmp_path / str(k)) for k in range(28)]
+    assert len({(one.color, one.line) for one in report_plots.drawn(runs)}) == 28
+
+
 def test_a_long_run_is_thinned_and_keeps_its_last_row(tmp_path):
     run = rows_of(tmp_path, [{"env_steps": k, "x": float(k)} for k in range(1, 1002)])
     curve = report_plots.curve(run, "x")
@@ -401,6 +413,13 @@ def test_an_episode_that_is_too_large_is_shrunk_until_it_fits(tmp_path, monkeypa
     assert not (folder / ".episode.gif").exists()
 
 
+def test_a_long_episode_is_shown_faster_than_it_was_played():
+    frames = [np.full((8, 8, 3), k % 256, np.uint8) for k in range(600)]
+    gif, every = video.small_gif(frames, 10**6)
+    with Image.open(io.BytesIO(gif)) as image:
+        assert (every, image.n_frames, image.info["duration"]) == (3, 200, 100)
+
+
 def test_an_episode_that_lies_in_the_run_directory_is_used(tmp_path):
     run = make_run(tmp_path / "a")
     video.write_video(run / "episode.gif", [np.full((8, 8, 3), k, np.uint8) for k in (0, 99)])
@@ -467,13 +486,15 @@ DONE = {"status": "done", "failed": [], "compile_seconds": 1}
             "num_envs='x' should be a",
         ),
         ("metrics.jsonl", "", "bad has no metrics yet; the run's --log_every says when rows are"),
-        ("metrics.jsonl", 3, "bad/metrics.jsonl, line 1 is damaged: it should be a JSON object"),
-        (
-            "metrics.jsonl",
-            {"loss": 1},
-            "line 1 is damaged: it lacks compile_seconds, env_steps, it",
+        *(
+            (
+                "metrics.jsonl",
+                row,
+                "line 1 is damaged: it should be a JSON object with an iteration",
+            )
+            for row in (3, {}, {"loss": 1}, {"iteration": "1"})
         ),
-        ("metrics.jsonl", {}, "line 1 is damaged: it lacks compile_seconds, env_steps, it"),
+        ("metrics.jsonl", {"iteration": 1}, "line 1 is damaged: it lacks compile_seconds, env_ste"),
         ("metrics.jsonl", ..., "bad/metrics.jsonl cannot be read: Is a directory"),
         ("metrics.jsonl", GOOD_ROW | {"steps_per_second": "fast"}, 'steps_per_second is "fast"'),
         ("metrics.jsonl", GOOD_ROW | TWO_AGENTS, "line 1 does not fit num_seeds=1 of config.json"),
@@ -482,6 +503,8 @@ DONE = {"status": "done", "failed": [], "compile_seconds": 1}
         ("summary.json", {}, "bad/summary.json is damaged: it should hold a JSON object with"),
         ("summary.json", {"status": "done"}, "summary.json is damaged: it lacks compile_seconds"),
         ("summary.json", DONE | {"evaluation": {"mean": 3}}, 'evaluation is {"mean": 3}'),
+        ("summary.json", DONE | {"failed": [1]}, "summary.json does not fit num_seeds=1 of config"),
+        ("metrics.jsonl", GOOD_ROW | {"steps_per_second": True}, "steps_per_second is true"),
         ("run.json", {"starts": 3}, "bad/run.json is damaged: starts is 3"),
     ],
 )

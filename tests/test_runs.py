@@ -63,6 +63,14 @@ def test_the_csv_has_all_numbers_and_a_column_for_each_option_that_differs(liste
     assert [float(run["algo.learning_rate"]) for run in (one, two)] == [3e-4, 0.25]
 
 
+def test_two_runs_that_differ_are_both_unlike_the_other(listed, tmp_path):
+    make_run(tmp_path / "runs" / "one")
+    make_run(tmp_path / "runs" / "two", learning_rate=0.25)
+    _, one, two = listed()[1].splitlines()
+    assert one.endswith(" algo.learning_rate=0.0003")
+    assert two.endswith(" algo.learning_rate=0.25")
+
+
 def test_agents_that_failed_are_told(listed, tmp_path):
     make_run(tmp_path / "runs" / "some", seeds=4, failed=(1, 5))
     make_run(tmp_path / "runs" / "none", seeds=4)

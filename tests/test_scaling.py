@@ -171,6 +171,18 @@ def test_as_many_agents_of_other_seeds_are_not_compared_one_by_one():
     assert interval((0, 2)) == [-100, 100]
 
 
+def test_a_curve_is_of_the_agents_that_did_not_fail():
+    returns = [[-500.0, np.nan], [-300.0, np.nan], [-100.0, np.nan]]
+    found = studies.curves(result(point(), trace(final=(-80.0, np.nan), returns=returns)))
+    assert found["steps"][1].tolist() == found["seconds"][1].tolist() == [-500, -300, -100]
+
+
+def test_of_several_errors_in_the_logs_of_a_run_the_last_is_told(tmp_path):
+    assert past_run.last_error(tmp_path) == "its processes wrote nothing"
+    (tmp_path / "process0.log").write_text("error: an old one\n  10%\nerror: the last one\nbye\n")
+    assert past_run.last_error(tmp_path) == "the last one"
+
+
 def test_failed_and_stuck_seeds_are_counted():
     final = (-500.0, -495.5, -494.5, -80.0, np.nan)
     runs = [trace(final=final), trace(final=(-81.0,))]  # --seeds=2

@@ -32,7 +32,7 @@ from jaxrl_scale.records.checkpoint import restore
 from jaxrl_scale.search import model, orders, plan, population, results, rungs, space
 from jaxrl_scale.search.orders import Order
 from jaxrl_scale.search.results import Outcome
-from jaxrl_scale.search.schedulers import Trained
+from jaxrl_scale.search.schedulers import Trained, train_population
 from jaxrl_scale.search.space import Range
 
 HAS_OPTUNA, HAS_PYARROW = (
@@ -192,6 +192,23 @@ def test_a_model_proposes_settings_near_the_best_of_a_known_objective():
     assert sum(each["sizes"] == (8, 8) for each in last) >= 8
 
 
+@needs_optuna
+def test_a_model_learns_nothing_from_the_other_seeds_of_a_setting_that_failed():
+    ranges = [Range("rate", "log", (1e-4, 1e-1))]
+    settings = space.draw(ranges, 8, "tpe", 0)
+
+    def proposed(score):
+        scores = [(float(k), float(k)) for k in range(7)] + [(score, None)]
+        found = [
+            Outcome(setting, seed, 0, each, [], "chunk0", 0)
+            for setting, both in enumerate(scores)
+            for seed, each in enumerate(both)
+        ]
+        return model.proposed(ranges, settings, results.ranked(found), 4, 1)
+
+    assert proposed(0.0) == proposed(1000.0)
+
+
 def test_draws_fill_the_space():
     ranges = [Range("a", "log", (1e-3, 1e3)), Range("b", "choices", (1, 2, 3, 4))]
     for how, spread in (("sobol", 0), ("random", 20)):
@@ -236,6 +253,14 @@ def test_what_differs_in_numbers_is_one_program_and_all_else_another():
     check(chunk.config)
 
 
+def test_no_more_agents_train_side_by_side_than_fit_into_the_memory(monkeypatch):
+    configs = plan.configs_of(Config(), [{"algo.gamma": gamma} for gamma in (0.9, 0.95, 0.99)])
+    monkeypatch.setattr(plan, "_fitting", lambda config: 7)
+    assert plan.divide(configs, 3, None) == plan.divide(configs, 3, 100) == [[0, 1], [2]]
+    with pytest.raises(RunError, match="only 7 may or fit into the memory; try --seeds=7"):
+        plan.divide(configs, 8, None)
+
+
 @pytest.mark.parametrize("name", algorithms.NAMES)
 def test_every_number_of_every_algorithm_may_vary_in_one_program(name):
     """That such agents are the single runs is in test_algorithms.py."""
@@ -271,6 +296,27 @@ def test_an_order_is_the_same_in_all_processes_and_none_after_a_signal():
     stop.requested = "SIGTERM"
     assert orders.agreed(Hosts(), stop, order) is None
     assert orders.agreed(Hosts(), stop, Order(status=75)) == Order(status=75)
+
+
+def test_agents_go_on_from_where_their_parents_stopped_and_from_nowhere_else(monkeypatch, tmp_path):
+    configs = plan.configs_of(Config(), [{"algo.gamma": 0.9}])
+    before, after = (plan.chunk_of(f"chunk{k}", configs, [0], range(1), k) for k in (3, 6))
+    monkeypatch.setattr(orders, "abstract_state", lambda config: None)
+    monkeypatch.setattr(orders, "restore", lambda *_, hosts: (2, None, {}))
+    order = Order(after, plan.Start([before], before.named()))
+    with pytest.raises(RunError, match="chunk3/checkpoints has no checkpoint 3"):
+        orders.carried_over(order, tmp_path, Hosts())
+
+
+@needs_optuna
+def test_the_file_of_a_sweep_says_all_that_it_depends_on(monkeypatch):
+    monkeypatch.setattr(sweep, "begin", lambda folder, told, divided: told)
+    given = ["--draw=tpe", "--algo.gamma=0.9,1", "--agents=16"]
+    told = sweep._begun(sweep._asked(*sweep._parser().parse_known_args(given)))
+    assert told.keys() == {
+        *("config", "settings", "seeds", "agents", "draw_seed", "ranges"),
+        *("rungs", "factor", "perturb_every", "finalists", "fresh_seeds"),
+    }
 
 
 def test_of_jobs_that_begin_a_sweep_at_once_one_decides_what_trains_side_by_side(tmp_path):
@@ -318,6 +364,22 @@ def test_where_the_interquartile_mean_is_the_same_a_seed_that_learned_nothing_co
     assert [(one.setting, one.iqm) for one in results.ranked(found)] == [
         *((1, 500.0), (2, 500.0), (0, 500.0))
     ]
+
+
+def test_a_setting_that_was_stopped_is_no_finalist_and_a_finalist_alone_is_the_best():
+    found = [Outcome(k, 0, int(k == 2), float(k), [], "chunk0", k) for k in range(4)]
+    ranks = results.ranked(found)
+    args = sweep._parser().parse_args(["--finalists=3"])
+    assert [one.setting for one in ranks] == [2, 3, 1, 0]
+    assert sweep._finalists(args, Config(), Trained(found, [], []), ranks, None) == ranks[:1]
+
+
+def test_the_table_of_settings_has_the_worst_seed_of_each():
+    found = [Outcome(0, seed, 0, score, [], "chunk0", 0) for seed, score in enumerate((4.0, 1.0))]
+    table = results.settings_table(results.ranked(found), [{"x": 7}]).decode().splitlines()
+    assert table[0] == "rank,setting,x,rung,iqm,ci95_low,ci95_high,worst_seed,failed"
+    assert table[1].startswith("1,0,7,0,2.5,")
+    assert table[1].endswith(",1.0,0")
 
 
 def test_the_best_settings_go_on_and_those_that_failed_never_do():
@@ -509,6 +571,27 @@ def test_a_population_finds_the_best_of_a_known_objective():
     assert first > 1.2
     assert np.median([distance(setting) for setting in settings]) < 0.3
     assert min(distance(setting) for setting in settings) < 0.05
+
+
+def test_each_round_of_a_population_has_draws_of_its_own(monkeypatch, tmp_path):
+    drawn = []
+
+    def exploited(scores, rng):
+        drawn.append(rng.random())
+        return [*range(len(scores))]
+
+    def outcomes(chunks, folder):
+        named = chunks[0].named()
+        return [Outcome(*who, 0, 1.0, [], "round", k) for k, who in enumerate(named)]
+
+    monkeypatch.setattr(population, "exploited", exploited)
+    monkeypatch.setattr(results, "outcomes", outcomes)
+    settings = [{"algo.gamma": 0.9}, {"algo.gamma": 0.99}]
+    for seed in (0, 1):
+        train_population(
+            Config(iterations=3), [], settings, tmp_path, 1, seed, lambda chunks, start: True
+        )
+    assert len(drawn) == len(set(drawn)) == 4
 
 
 # --- for real -------------------------------------------------------------------------------
@@ -831,6 +914,11 @@ def saved(run_dir, runner):
         ({"algo.gamma": "0.9,1", "task": 9}, "--task=9 should be below 1, the chunks"),
         ({"algo.gamma": "0.9,1", "seed": 2**31 - 30}, "seed=2147483618 is too large: the seeds of"),
         ({"algo.gamma": "0.9,1", "agents": 10**7}, "--agents: '10000000' should be at most 10000"),
+        (
+            {"algo.gamma": "0.9,1", "seeds": 1, "rungs": 0, "perturb_every": 1, "agents": 64}
+            | {"seed": 2**31 - 80},
+            "the fresh ones would reach 2147483663, and the largest is 2147483647",
+        ),
         (
             {"algo.gamma": "0.9,1", "seeds": 1, "rungs": 0, "perturb_every": 10**6},
             "--perturb_every=1000000 should be below ",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 import runpy
 from pathlib import Path
@@ -43,6 +44,7 @@ def returned_by(path: Path, kind: str, folder: Path, name: str, wanted: type, sa
       name: of the function, which takes no arguments.
       wanted: the type of what it should return, which is ``said`` to be so in the error.
     """
+    path = Path(os.path.expanduser(path))
     what = f"{kind} {path}"
     if path.is_dir():
         raise RunError(f"{what} is a directory; give one of its Python files")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -182,7 +183,7 @@ def plot(*run_dirs: str | Path, metric: str | None = None) -> Figure:
     """
     if not run_dirs:
         raise RunError("give at least one run directory")
-    runs = drawn([read(Path(run_dir)) for run_dir in run_dirs])
+    runs = drawn([read(Path(os.path.expanduser(run_dir))) for run_dir in run_dirs])
     names = [metric or return_metric(one.run) for one in runs]
     curves = [curve(one.run, name) for one, name in zip(runs, names, strict=True)]
     if not any(np.isfinite(c.center).any() for c in curves):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -264,11 +265,12 @@ def load(run_dir: str | Path, agent: int = 0, checkpoint: str = "latest") -> Age
     Raises:
       RunError: where there is no such run or agent, or no whole checkpoint.
     """
-    config = files.read_config(Path(run_dir) / "config.json")
+    run_dir = Path(os.path.expanduser(run_dir))
+    config = files.read_config(run_dir / "config.json")
     if not 0 <= agent < config.num_seeds:
         there = f"agents 0 to {config.num_seeds - 1}" if config.num_seeds > 1 else "one agent, 0"
         raise RunError(f"agent={agent}: the run has {there}")
-    runner, iteration, arrays, saved = read_acting(Path(run_dir), config, checkpoint == "best")
+    runner, iteration, arrays, saved = read_acting(run_dir, config, checkpoint == "best")
     failed = [int(k) for k in saved["progress"]["failed"]]
     shapes = runner.abstract_state().shared
     leaves = [arrays.get(name, shape) for name, shape in _named(shapes).items()]

@@ -158,9 +158,9 @@ def read_rows(path: Path) -> list[Row]:
             if number < len(lines):
                 raise RunError(f"{short(path)}, line {number} is damaged") from None
             continue
-        if not isinstance(row, dict):
+        if not isinstance(row, dict) or not isinstance(row.get("iteration"), int):
             where = f"{short(path)}, line {number}"
-            raise RunError(f"{where} is damaged: it should be a JSON object")
+            raise RunError(f"{where} is damaged: it should be a JSON object with an iteration")
         rows.append(row)
     return rows
 
