@@ -192,3 +192,28 @@ def test_an_agent_loads_from_the_arrays_that_acting_needs_alone(algo, tmp_path):
     obs = np.random.default_rng(0).normal(size=(64, 4))
     for greedy in (True, False):
         assert (whole.act(obs, greedy) == small.act(obs, greedy)).all()
+
+
+def test_each_agent_of_a_population_acts_with_weights_of_its_own():
+    agent, alone, draw = untrained(num_seeds=2), untrained(), np.random.default_rng(0)
+    agent.actor = jax.tree.map(lambda x: draw.normal(size=x.shape).astype(np.float32), agent.actor)
+    alone.actor = jax.tree.map(lambda x: x[1:], agent.actor)
+    obs = draw.normal(size=(64, 4))
+    first = agent.act(obs)
+    agent.index = 1
+    np.testing.assert_array_equal(agent.act(obs), alone.act(obs))
+    assert (agent.act(obs) != first).any()
+
+
+def test_an_episode_is_recorded_with_the_actions_that_were_asked_for(monkeypatch):
+    agent, asked, act = untrained(), [], Agent.act
+
+    def noted(self, obs, greedy=True, is_first=None):
+        asked.append((greedy, is_first.tolist()))
+        return act(self, obs, greedy, is_first)
+
+    monkeypatch.setattr(Agent, "act", noted)
+    for greedy in (True, False):
+        asked.clear()
+        frames = agent.record(greedy=greedy)
+        assert asked == [(greedy, [t == 0]) for t in range(len(frames) - 1)]

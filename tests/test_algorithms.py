@@ -23,6 +23,17 @@ from jaxrl_scale.types import Box, Discrete, EnvSpec
 every_algorithm = pytest.mark.parametrize("name", algorithms.NAMES)
 
 
+@every_algorithm
+def test_a_longer_run_begins_otherwise_where_its_length_is_in_a_schedule(name):
+    options, constant = algos.get(name).Config, {"lr_schedule": "constant"}
+    for schedule in ("linear", "cosine"):
+        assert options(lr_schedule=schedule).depends_on_budget
+    explores = "exploration_fraction" in algorithms.options(name)
+    assert options(**constant).depends_on_budget == explores
+    if explores:
+        assert not options(**constant, epsilon_start=0.1, epsilon_end=0.1).depends_on_budget
+
+
 @pytest.mark.quickly
 @every_algorithm
 def test_the_values_and_the_policy_of_the_probe_environments_are_learned(name):

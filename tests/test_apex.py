@@ -67,6 +67,9 @@ def test_importance_weights_by_hand():
     np.testing.assert_allclose(
         prioritized.importance(jnp.asarray([1.0, 3.0]), jnp.float32(4), jnp.float32(0)), [1, 1]
     )
+    # A shard in which nothing can be drawn does not make the largest weight 0 or infinite.
+    nothing = prioritized.importance(jnp.zeros(2), jnp.float32(0), jnp.float32(0.5))
+    np.testing.assert_allclose(nothing, [1, 1], rtol=1e-5)
 
 
 def test_priorities_are_a_power_of_the_error():
@@ -185,6 +188,35 @@ def test_a_gradient_step_is_that_of_a_slow_twin():
     got = np.asarray(there.store.priorities[0])[:, : T * B].reshape(S, T, B)
     np.testing.assert_allclose(got[:, :-1], expected, rtol=1e-3, atol=1e-5)
     assert (got[:, -1] == 0).all()
+
+
+def test_every_gradient_step_draws_anew_and_by_the_priorities_that_the_one_before_has_left():
+    """Nothing is learned, so that the error of a row is the same whenever it is drawn."""
+    own = {"n_step": 1, "updates_per_iteration": 3, "learning_rate": 0.0, "tau": 0.0}
+    own |= {"batch_size": 32, "replay_size": 128, "priority_exponent": 1.0}
+    config = small(own, num_envs=S * B, num_shards=S, rollout_length=T)
+    algo, key = apex.make(config, SPEC, local_pool(S)), jax.random.key(1)
+    shared = first_shared(algo, config)
+    local = jax.vmap(algo.init_local, (None, 0))(jax.random.key(0), jnp.arange(S))
+    random = np.random.default_rng(3)
+    values = jnp.asarray(random.normal(size=(2, S, T, B)), jnp.float32)
+    rollout = rollout_of(random)._replace(extras=(values[0], values[1]))
+    _, there, _ = jax.jit(algo.update)(shared, local, rollout, key, time_at(0))
+
+    begun = prioritized.insert(local_pool(S), local.store, rollout, jnp.int32(0), 0.99, 1.0)
+    priorities = np.array(begun.priorities[0], np.float64)
+    q = np.asarray(networks.make_q(config, SPEC, dueling=True).apply(shared.params, rollout.obs))
+    taken = np.take_along_axis(q[:, :-1], np.asarray(rollout.action)[..., None], -1)[..., 0]
+    target = rollout.reward + np.where(rollout.terminated, 0.0, 0.99 * q[:, 1:].max(-1))
+    error = (np.abs(taken - target) + 1e-6).reshape(S, T * B)
+    for s in range(S):
+        uniform = jax.random.uniform(jax.random.fold_in(key, s), (3, 8))
+        for step in range(3):
+            running = priorities[s].cumsum()
+            points = np.asarray(replay.strata(uniform[step], jnp.float32(running[-1])))
+            rows = np.searchsorted(running, points, side="right")
+            priorities[s, rows] = error[s, rows]
+    np.testing.assert_allclose(there.store.priorities[0], priorities, rtol=1e-3, atol=1e-5)
 
 
 def test_where_nothing_can_be_drawn_no_row_is_given_a_priority():

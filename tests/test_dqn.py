@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from running import differing, first_shared, time_at
 
-from jaxrl_scale.algos import dqn
+from jaxrl_scale.algos import dqn, q_learning
 from jaxrl_scale.config import Config, check
 from jaxrl_scale.learning import networks, replay
 from jaxrl_scale.parallel.sums import local_pool
@@ -157,3 +157,16 @@ def test_nothing_is_learnt_before_learning_starts():
     before, after, metrics = updated(rollout, own={"n_step": T, "updates_per_iteration": 1})
     assert metrics["updates"] == 0
     assert differing(before.params, after.params) == []
+
+
+def test_every_gradient_step_has_a_batch_of_its_own():
+    config, _, ring, _ = program(target_period=8, tau=1.0)
+    rollout = rollout_of(np.random.default_rng(5))._replace(valid=jnp.ones((S, T, B), bool))
+    stored = replay.window(jnp.int32(0), T * B, 2 * T * B)
+    ring = replay.insert(ring, rollout, stored.start)
+    batch_of = q_learning.batches(
+        local_pool(S), config.algo, config, ring, stored, jax.random.key(1)
+    )
+    batches = [np.asarray(batch_of(jnp.int32(step)).obs) for step in range(4)]
+    assert batches[0].shape == (S, 32 // S, 3)
+    assert len({batch.tobytes() for batch in batches}) == 4

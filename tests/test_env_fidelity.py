@@ -7,6 +7,8 @@ unless a test says otherwise.
 
 from __future__ import annotations
 
+import dataclasses
+
 import gymnasium
 import jax
 import numpy as np
@@ -269,3 +271,27 @@ def test_a_pendulum_that_spins_for_long_is_seen_as_in_gymnasium():
     np.testing.assert_allclose(ours.obs, obs, rtol=0, atol=3e-6)
     np.testing.assert_allclose(ours.reward, reward, rtol=0, atol=2e-5)
     assert np.abs(new[:, 0]).max() < np.pi + 0.05 * 8 + 1e-5
+
+
+@pytest.mark.parametrize("name", CLASSIC)
+def test_every_parameter_is_heard(name):
+    """With another value of any of them something else happens."""
+    env = envs.make(name)
+    states, actions = draw(env, 2_000, seed=3)
+    expected = our_steps(env, states, actions)
+    drawn_only = {"link_length_2"}  # as in Gymnasium
+    others = {
+        "kinematics_integrator": "semi-implicit euler",
+        "sutton_barto_reward": True,
+        "book_or_nips": "nips",
+        "avail_torque": (-1.0, 0.0, 1.5),
+        "torque_noise_max": 1.0,
+        "goal_velocity": 0.02,
+    }
+    for field in dataclasses.fields(env):
+        if field.name in drawn_only:
+            continue
+        value = others[field.name] if field.name in others else 0.9 * field.default
+        changed = our_steps(envs.make(name, **{field.name: value}), states, actions)
+        pairs = zip(jax.tree.leaves(expected), jax.tree.leaves(changed), strict=True)
+        assert not all(np.array_equal(x, y) for x, y in pairs), field.name

@@ -274,6 +274,11 @@ def test_gymnax_tells_a_time_limit_from_an_end():
     assert ends["limit"] == [(False, False)] * 3 + [(False, True)]
     assert ends["fall"][-1] == (True, False)
     assert set(ends["fall"][:-1]) == {(False, False)}
+    both = envs.make("gymnax:CartPole-v1", max_steps_in_episode=len(ends["fall"]))
+    state, _ = both.reset(jax.random.key(0))
+    for _ in ends["fall"]:
+        state, out = jax.jit(both.step)(jax.random.key(0), state, jnp.int32(0))
+    assert (bool(out.terminated), bool(out.truncated)) == (True, False)  # an end is no cut
 
 
 def test_a_discrete_observation_of_gymnax_is_one_hot():

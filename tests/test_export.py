@@ -212,6 +212,7 @@ def caller(form, found):
         return lambda **inputs: found.policy.network(**inputs)
     if form == "stablehlo":
         stored = jax.export.deserialize(bytearray(found.files["policy.stablehlo"]))
+        assert stored.platforms == ("cpu", "cuda")
         return lambda **inputs: stored.call(**inputs)
     onnxruntime = pytest.importorskip("onnxruntime")
     session = onnxruntime.InferenceSession(found.files["policy.onnx"])
@@ -281,6 +282,22 @@ def test_one_observation_gives_one_action_and_the_file_says_how(name, folder):
         assert one.shape == getattr(spec.action, "shape", ())
         np.testing.assert_allclose(one, action, atol=1e-6)
     assert str(list(spec.observation_shape)) in policy.__doc__
+
+
+def test_a_policy_with_a_memory_hands_the_next_one_back(folder):
+    """By hand, for batches of two: the memory of the first step, and where episodes begin."""
+    policy, batches = exported("memory", folder).policy, np.split(observations(VECTOR, 6), 3)
+    first, later = np.array([True, True]), np.array([False, True])
+    memory = empty = policy.empty_memory(2)
+    assert not empty.any()
+    for obs, is_first in zip(batches, (first, None, later), strict=True):
+        flags = np.zeros(2, bool) if is_first is None else is_first
+        wanted = policy.network(obs, memory, flags)
+        action, memory = policy.act(obs, memory, is_first)
+        np.testing.assert_array_equal(action, wanted["action"])
+        np.testing.assert_array_equal(memory, wanted["memory"])
+    assert (memory[0] != policy.network(batches[2], empty, first)["memory"][0]).any()
+    np.testing.assert_array_equal(memory[1], policy.network(batches[2], empty, first)["memory"][1])
 
 
 def test_the_text_is_short_enough_to_read(folder):

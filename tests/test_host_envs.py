@@ -143,6 +143,9 @@ def test_the_presets_of_atari():
     assert (machado.spec.action, machado.spec.frames_per_step) == (Discrete(18), 5)
     assert ppo.spec.observation_shape == machado.spec.observation_shape == (84, 84, 4)
     assert "repeat_action_probability=0.25" in machado.facts()["env_options"]
+    assert (ppo.spec.max_episode_steps, machado.spec.max_episode_steps) == (27_000, 3_600)
+    fire = [name for name in games.PRESETS if games.PRESETS[name].use_fire_reset]
+    assert fire == ["ppo"]
     changed = envs.make("Pong-v5", preset="machado", frame_skip=4, stack_num=2, gray_scale=False)
     assert changed.spec.frames_per_step == 4
     assert changed.spec.observation_shape == (84, 84, 6)

@@ -1,22 +1,28 @@
 """Environments on the host: a run is a function of its config and seed there too, whatever the
 devices, the simulators' threads and the processes, and although no simulator can be saved."""
 
+import collections
 import dataclasses
 import importlib.util
 import os
 import signal
+from types import SimpleNamespace
 
 import algorithms
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from host_cartpole import HostCartPole, Pole, Poles
 from processes import assert_same_run, ended, summary, well
 from running import differing, run, runner_of, shared, shared_runner, small, steps
+from test_randomness import Recorder
+from test_throwaway_algorithms import make_recurrent
 
 from jaxrl_scale import load
 from jaxrl_scale.errors import RunError
-from jaxrl_scale.loop import host_rollout
+from jaxrl_scale.loop import evaluator, host_rollout
+from jaxrl_scale.loop.evaluator import HostEvaluator
 from jaxrl_scale.loop.host_rollout import Stage
 from jaxrl_scale.loop.keys import COLLECT, EVALUATE, host_seeds
 from jaxrl_scale.loop.make import make_runner
@@ -148,6 +154,7 @@ def test_games_are_cut_at_a_restart_as_a_time_limit_cuts_them():
         for k, group in enumerate(stage.groups):
             if t % length == 0:
                 room.rollout.obs[:, :, group, 0] = games.obs[:, :, group]
+                room.rollout.is_first[:, :, group, 0] = games.is_first[:, :, group]
             stage.send(k, actions[t][:, :, group])
             seen = stage.receive(k)
             host_rollout.record(games, room, t % length, group, seen, t == 2 * length - 1)
@@ -163,11 +170,15 @@ def test_games_are_cut_at_a_restart_as_a_time_limit_cuts_them():
     rolled = {name: whole("rollout", name) for name in ("valid", "terminated", "truncated")}
     obs = np.concatenate([half.rollout.obs[0, 0, :, :length] for half in halves], 1)
     obs = obs.swapaxes(0, 1).reshape(2 * length, 16, 4)
+    is_first = whole("rollout", "is_first")
+    assert not is_first[0].any()
     assert not rolled["valid"][0].any()  # the first step is a reset, whatever its action
     for n, seed in enumerate(seeds):
         alone, lost, finished, score = Pole(seed, env.lives, env.limit), False, [], 0.0
+        was_lost = True
         for t in range(1, 2 * length):
             np.testing.assert_array_equal(obs[t, n], np.float32(alone.state))
+            assert is_first[t, n] == was_lost  # the step before was a reset
             was_lost = lost
             assert rolled["valid"][t, n] == ~np.bool_(was_lost)
             _, _, terminated, truncated, gained, over = alone.step(actions[t].ravel()[n])
@@ -236,6 +247,57 @@ def test_environments_are_made_with_the_seeds_of_their_indices_and_of_the_restar
     ]
 
 
+def test_a_memory_that_learning_rebuilds_is_that_of_acting(monkeypatch):
+    """It begins as it was before the rollout, and is emptied at the same steps."""
+    config = CONFIG.replace(iterations=6, env_kwargs={"lives": 2, "limit": 11})
+    env = HostCartPole(**config.env_kwargs)
+    runner = runner_of(config, env, make_recurrent, monkeypatch)
+    _, history = steps(runner, 6)
+    runner.close()
+    assert sum(metrics["ended"] for metrics in history) > 0
+    assert max(metrics["drift"][0] for metrics in history) < 1e-4
+
+
+class InTheBox(Poles):
+    """Takes no other actions than those of its box."""
+
+    def send(self, action):
+        assert np.abs(action).max() <= 1
+        super().send(action)
+
+
+def test_actions_are_clipped_for_the_environment_alone(monkeypatch):
+    """Learning sees those that the policy chose: as long as it is the policy that acted, their
+    likelihood is the same."""
+    monkeypatch.setattr(HostCartPole, "simulate", lambda *of: InTheBox(*of))
+    algo = dataclasses.replace(CONFIG.algo, learning_rate=0.0)
+    config = CONFIG.replace(
+        algo=algo, env_kwargs={"actions": 0}, test_env_kwargs={}, eval_greedy=False
+    )
+    runner = runner_of(config)
+    state, history = steps(runner, 2)
+    assert max(abs(metrics["approx_kl"][0]) for metrics in history) < 1e-6
+    assert runner.evaluate(runner.place(state, str))["eval_return"].shape == (1, 4)
+    runner.close()
+
+
+def test_no_key_of_a_run_is_used_twice(monkeypatch):
+    """Not by two agents, shards, steps or iterations, nor for training and evaluation."""
+    sizes = {"num_envs": 4, "num_shards": 2, "num_seeds": 2, "rollout_length": 3, "iterations": 3}
+    config = CONFIG.replace(**sizes, algo=dataclasses.replace(CONFIG.algo, minibatch_size=12))
+    recorder, env = Recorder(), HostCartPole(limit=5)
+    runner = runner_of(config, env, recorder.make, monkeypatch)
+    state, _ = steps(runner, 3)
+    evaluate = HostEvaluator(env, runner.algo, runner.placement, 4, greedy=False)
+    evaluate(runner.fetch_actor(runner.place(state, str)), runner.agents.seeds)
+    runner.close()
+    jax.effects_barrier()
+    used = collections.Counter(who for users in recorder.users.values() for who in users)
+    assert used["act"] == 2 * 2 * 3 * 3  # agents, shards, iterations and steps
+    assert used["play"] == 2 * 5
+    assert {key: users for key, users in recorder.users.items() if len(users) > 1} == {}
+
+
 # --- evaluation ---------------------------------------------------------------------------------
 
 
@@ -248,21 +310,74 @@ def test_an_evaluation_plays_whole_games_there_and_in_the_other_environment(refe
 
 
 def test_a_score_is_that_of_one_whole_game():
-    env, seeds = HostCartPole(lives=2, limit=100), np.arange(8)
+    env, seeds, firsts = HostCartPole(lives=2, limit=100), np.arange(8), []
 
     def act(t, obs, is_first):
+        firsts.append(is_first)
         return (obs[:, 2] > 0.02).astype(np.int32)
 
     *_, (_, scores, done) = host_rollout.play(env, act, seeds, 2, 1000)
     assert done.all()
-    for seed, score in zip(seeds, scores, strict=True):
-        alone, gained, over, lost = Pole(seed, 2, 100), 0.0, False, False
+    longest = 0
+    for n, (seed, score) in enumerate(zip(seeds, scores, strict=True)):
+        alone, gained, over, lost, first, t = Pole(seed, 2, 100), 0.0, False, False, True, 0
         while not over:
+            assert firsts[t][n] == first
+            first, t = lost, t + 1
             _, _, terminated, truncated, more, over = alone.step(int(alone.state[2] > 0.02))
             gained, over = gained + (0 if lost else more), over and not lost
             lost = not lost and (terminated or truncated)
         assert score == gained
+        longest = max(longest, t - 1)  # a life was lost, and a step began the next episode
     assert len(set(scores.tolist())) > 1
+    *_, (_, again, done) = host_rollout.play(env, act, seeds, 2, longest)
+    assert done.all()
+    np.testing.assert_array_equal(again, scores)
+    *_, (_, shorter, done) = host_rollout.play(env, act, seeds, 2, longest - 1)
+    assert done.all()
+    assert (shorter < scores).any()
+
+
+def test_an_evaluation_has_seeds_of_its_own(reference, monkeypatch):
+    made, simulate = [], HostCartPole.simulate
+
+    def noted(self, seeds, num_threads):
+        made.append(seeds.tolist())
+        return simulate(self, seeds, num_threads)
+
+    runner = shared_runner(CONFIG)
+    placed = runner.place(reference[0], str)
+    monkeypatch.setattr(HostCartPole, "simulate", noted)
+    runner.evaluate(placed)
+    assert made == [host_seeds(CONFIG.seed, EVALUATE, 0, np.arange(4)).tolist()] * 2
+
+
+def test_a_memory_is_carried_from_step_to_step_of_an_evaluation():
+    remembered = []
+
+    def act(actor, local, carry, obs, is_first, key, greedy=False):
+        carry = jnp.where(is_first, 0, carry) + 1
+        jax.debug.callback(lambda x: remembered.append(x.tolist()), carry)
+        return jnp.zeros(len(obs), jnp.int32), carry, ()
+
+    algo = SimpleNamespace(act=act, init_carry=lambda number: jnp.full(number, 9, jnp.int32))
+    placement = backend.place(CONFIG, jax.local_devices())
+    evaluate = HostEvaluator(HostCartPole(limit=5), algo, placement, 2, greedy=True)
+    evaluate(np.zeros(1), np.zeros(1, np.uint32))
+    jax.effects_barrier()
+    assert remembered == [[k, k] for k in range(1, 6)]
+
+
+def test_a_game_without_end_is_cut(monkeypatch):
+    monkeypatch.setattr(evaluator, "LONGEST_EPISODE", 7)
+    algo = SimpleNamespace(
+        act=lambda actor, local, carry, obs, *_: (jnp.zeros(len(obs), jnp.int32), carry, ()),
+        init_carry=lambda number: (),
+    )
+    placement = backend.place(CONFIG, jax.local_devices())
+    evaluate = HostEvaluator(HostCartPole(), algo, placement, 2, greedy=True)
+    returns = evaluate(np.zeros(1), np.zeros(1, np.uint32))
+    np.testing.assert_array_equal(returns, [[2 * 7] * 2])
 
 
 def test_a_test_environment_of_another_kind_is_refused():

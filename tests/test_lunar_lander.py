@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.stats
 from gymnasium.utils import seeding
 from running import AS_USERS, differing
 
@@ -384,6 +385,33 @@ def test_a_wind_that_gymnasium_warns_of_is_warned_of(parameter):
 
 
 # --- beginning and flight ---------------------------------------------------------------
+
+
+class Told(LunarLander):
+    """Returns what it draws instead of what comes of it."""
+
+    def start(self, heights, force, wind=None):
+        return heights, force, wind
+
+    def move(self, state, action, noise):
+        return noise
+
+
+def test_what_is_drawn_is_uniform_between_gymnasiums_ends_and_all_of_it_by_itself():
+    keys = jax.random.split(jax.random.key(0), 4000)
+    heights, force, wind = jax.vmap(Told(enable_wind=True).reset)(keys)
+    noise = jax.vmap(lambda key: Told().step(key, None, 0))(keys)
+    ends = {0: physics.HEIGHT / 2, -INITIAL_RANDOM: INITIAL_RANDOM, -9999: 9999, -1: 1}
+    parts = [
+        (np.asarray(x, float) - low) / (high - low)
+        for x, (low, high) in zip((heights, force, wind, noise), ends.items(), strict=True)
+    ]
+    assert [part.shape[1] for part in parts] == [12, 2, 2, 2]
+    for column in np.concatenate(parts, 1).T:
+        assert scipy.stats.kstest(column, "uniform").pvalue > 1e-4
+    of_a_reset = np.corrcoef(np.concatenate(parts[:3], 1).T)
+    assert np.abs(of_a_reset - np.eye(16)).max() < 0.1
+    assert Told().reset(keys[0])[2] is None
 
 
 @pytest.mark.parametrize("rounds", [180, 3000])

@@ -9,7 +9,7 @@ import pytest
 from jaxrl_scale.config import Config
 from jaxrl_scale.learning import networks
 from jaxrl_scale.learning.initializers import orthogonal
-from jaxrl_scale.types import Discrete, EnvSpec
+from jaxrl_scale.types import Box, Discrete, EnvSpec
 
 
 @pytest.mark.parametrize(
@@ -74,3 +74,78 @@ def test_the_advantages_of_a_dueling_network_have_mean_zero():
     np.testing.assert_allclose(network.apply(raised, obs), q, atol=1e-5)
     raised = params | {"value": params["value"] | {"bias": jnp.full(1, 7.0)}}
     np.testing.assert_allclose(network.apply(raised, obs), q + 7, atol=1e-5)
+
+
+def gains(params):
+    """The largest singular value of each matrix or convolution, by its name."""
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): np.linalg.norm(
+            np.asarray(x).reshape(-1, x.shape[-1]), 2
+        )
+        for path, x in leaves
+        if x.ndim > 1
+    }
+
+
+def test_initial_weights_have_the_published_gains():
+    """√2 in hidden layers, 0.01 in the policy's last one, 1 in that of values."""
+    vector, steered = EnvSpec("any", (4,), Discrete(3)), EnvSpec("any", (4,), Box(-1.0, 1.0, (2,)))
+    images = EnvSpec("any", (5, 5, 2), Discrete(3))
+    config, key = Config(hidden_sizes=(8, 8)), jax.random.key(0)
+    found = [
+        gains(network.init(key))
+        for network in (
+            networks.make(config, vector),
+            networks.make(config, images),
+            networks.make_recurrent(config, vector),
+            networks.make_q(config, vector),
+            networks.make_q(config, vector, dueling=True),
+            networks.make_actor_critics(config, steered),
+        )
+    ]
+    for of_network in found:
+        for name, gain in of_network.items():
+            *_, layer, _ = name.split("/")
+            if layer in ("policy",):
+                expected = 0.01
+            elif layer.startswith(("value", "action_values", "advantage")):
+                expected = 1.0
+            elif "memory" in name:
+                expected = 1.0 if layer.startswith("h") else gain  # of its inputs: as flax has it
+            else:
+                expected = np.sqrt(2)
+            assert gain == pytest.approx(expected, rel=1e-4), name
+
+
+def test_samples_of_a_gaussian_policy_have_its_means_and_deviations():
+    policy = networks.gaussian(Box(-1.0, 1.0, (2, 1)))
+    numbers = jnp.asarray([0.5, -2.0, np.log(0.3), np.log(2.0)])
+    actions = policy.sample(jax.random.key(0), jnp.broadcast_to(numbers, (100_000, 4)))
+    assert actions.shape == (100_000, 2, 1)
+    np.testing.assert_allclose(actions.mean(0)[:, 0], [0.5, -2.0], atol=0.03)
+    np.testing.assert_allclose(actions.std(0)[:, 0], [0.3, 2.0], rtol=0.02)
+
+
+def test_features_are_normalized_before_their_activation():
+    spec = EnvSpec("any", (4,), Discrete(3))
+    network = networks.make_q(Config(hidden_sizes=(8,)), spec, layer_norm=True)
+    params = network.init(jax.random.key(0))
+    obs = np.random.default_rng(1).normal(size=(5, 4)).astype(np.float32)
+    x = obs @ np.asarray(params["torso"]["Dense_0"]["kernel"])  # biases begin at 0
+    x = np.tanh((x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6))
+    expected = x @ np.asarray(params["action_values"]["kernel"])
+    np.testing.assert_allclose(network.apply(params, obs), expected, atol=1e-5)
+
+
+def test_a_network_from_outside_can_be_dueling():
+    """Its policy is read as advantages then."""
+    config, spec = Config(network="test_export:Attentive"), EnvSpec("any", (4,), Discrete(3))
+    params = networks.make(config, spec).init(jax.random.key(0))
+    obs = np.random.default_rng(1).normal(size=(5, 4)).astype(np.float32)
+    advantage, value = networks.make(config, spec).apply(params, obs)
+    q = networks.make_q(config, spec).apply(params, obs)
+    np.testing.assert_allclose(q, advantage, atol=1e-6)
+    q = networks.make_q(config, spec, dueling=True).apply(params, obs)
+    centered = advantage - advantage.mean(-1, keepdims=True)
+    np.testing.assert_allclose(q, value[:, None] + centered, atol=1e-6)

@@ -144,3 +144,18 @@ def test_moments_of_half_precision_are_those_of_full_precision():
     (full,) = normalize.pooled_moments(local_pool(2), (x.astype(jnp.float32), mask))
     for name in half._fields:
         np.testing.assert_array_equal(getattr(half, name), getattr(full, name))
+
+
+def test_what_does_not_vary_and_batches_in_which_nothing_counts_leave_all_numbers_finite():
+    """Features, advantages and targets that are all alike, and a minibatch of resets alone."""
+    obs, alike = np.full((2, 4, 3, 5), 7.0, np.float32), np.ones((2, 4, 3), np.float32)
+    valid = np.ones((2, 4, 3), bool)
+    valid[0, :, 0] = valid[1, :, 2] = False
+    orders = jnp.array([[[0], [1], [2]], [[2], [1], [0]]])
+    found, statistics = normalize.advantages(
+        local_pool(2), Samples(obs, alike, alike, valid), True, normalize.init(True, (5,)), orders
+    )
+    np.testing.assert_array_equal(found.mean, [0, 1, 1])
+    assert all(np.isfinite(x).all() for x in found)
+    np.testing.assert_array_equal(statistics.variance, np.zeros(5))
+    np.testing.assert_array_equal(normalize.apply(statistics, obs), np.zeros_like(obs))

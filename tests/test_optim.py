@@ -105,6 +105,29 @@ def test_an_optimizer_limits_the_gradient_and_steps_against_it(kind):
     np.testing.assert_allclose(moved(**none), expected(unlimited, 0.1), rtol=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["adam", "rmsprop"])
+def test_an_optimizer_remembers_earlier_gradients(kind):
+    """By hand, with the published numbers: 0.9 and 0.999 for Adam, 0.99 for RMSProp."""
+    options = traced(
+        a2c.Config(optimizer=kind, learning_rate=0.1, max_grad_norm=None, optimizer_epsilon=1e-5)
+    )
+    optimizer = optim.make(options)
+    params = jnp.zeros(2)
+    state = optimizer.init(params)
+    gradients = np.asarray([[3.0, -0.5], [1.0, 2.0], [-2.0, 0.1]], np.float32)
+    mean, square, expected = np.zeros(2), np.zeros(2), np.zeros(2)
+    for k, gradient in enumerate(gradients, start=1):
+        params, state = optimizer.step(jnp.asarray(gradient), params, state)
+        if kind == "adam":
+            mean, square = 0.9 * mean + 0.1 * gradient, 0.999 * square + 0.001 * gradient**2
+            size = np.sqrt(square / (1 - 0.999**k)) + 1e-5
+            expected -= 0.1 * mean / (1 - 0.9**k) / size
+        else:
+            square = 0.99 * square + 0.01 * gradient**2
+            expected -= 0.1 * gradient / np.sqrt(square + 1e-5)
+        np.testing.assert_allclose(params, expected, rtol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("schedule", "expected"),
     [("constant", [1.0, 1.0, 1.0]), ("linear", [1.0, 0.5, 0.0]), ("cosine", [1.0, 0.5, 0.0])],

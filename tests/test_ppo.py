@@ -152,6 +152,19 @@ def test_advantages_are_normalised_by_moments_of_the_whole_minibatch():
     assert float(metrics["grad_norm"]) == pytest.approx(norm, rel=1e-3)
 
 
+def test_each_minibatch_is_normalised_by_its_own_moments():
+    """So that the loss of the policy that acted is 0 in each of them."""
+    rollout = rollout_of(4, 2, 16, 4)
+    own = {"epochs": 1, "minibatch_size": 16, "learning_rate": 0.0}
+    start = updated(rollout, **own)[0].params
+    network = networks.make(Config(), SPEC)
+    policy, _ = network.apply(start, rollout.obs[:, :-1])
+    acted = np.asarray(network.policy.log_prob(policy, rollout.action)), rollout.extras[1]
+    _, _, metrics = updated(rollout._replace(extras=acted), **own)
+    assert metrics["updates"] == 8
+    assert abs(float(metrics["policy_loss"])) < 1e-5
+
+
 def test_the_step_beyond_one_and_a_half_times_the_target_kl_is_undone_and_is_the_last():
     rollout = rollout_of(3, 2, 16, 4)
     config = config_of(2, 16, 4, epochs=4, learning_rate=0.005, target_kl=1.0, minibatch_size=128)
@@ -194,6 +207,14 @@ def test_metrics_that_users_look_for_are_there():
     assert history[0]["entropy"][0] == pytest.approx(np.log(2), abs=0.02)  # a fresh policy
     assert history[0]["learning_rate"][0] == pytest.approx(3e-4)
     assert history[1]["learning_rate"][0] == pytest.approx(1.5e-4)
+
+
+def test_the_norm_of_the_parameters_is_that_of_those_that_an_iteration_ends_with():
+    """So that an agent whose parameters are no longer finite fails in that iteration."""
+    state, history = run(SMALL)
+    squares = [np.square(x, dtype=float).sum() for x in jax.tree.leaves(state.shared.algo.params)]
+    assert history[-1]["param_norm"][0] == pytest.approx(np.sqrt(sum(squares)), rel=1e-6)
+    assert history[-1]["param_norm"][0] != history[0]["param_norm"][0]
 
 
 def test_a_shared_torso_has_one_torso():

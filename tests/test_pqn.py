@@ -112,3 +112,8 @@ def test_the_network_has_layer_norm_unless_it_is_switched_off():
 def test_continuous_actions_are_refused():
     with pytest.raises(RunError, match="algo pqn needs discrete actions"):
         pqn.make(small(), EnvSpec("box", (4,), Box(-1.0, 1.0, (1,))), local_pool(8))
+
+
+def test_minibatches_that_do_not_cut_an_iteration_are_refused():
+    with pytest.raises(RunError, match=r"minibatch_size=96 does not divide an iteration of .* 256"):
+        small({"minibatch_size": 96})

@@ -153,6 +153,43 @@ def test_what_nobody_has_used_for_long_is_removed(folder):
     assert new.exists()
 
 
+def test_what_is_used_is_not_forgotten(folder):
+    assert found(folder) == (7, 1)
+    (path,) = folder.iterdir()
+    os.utime(path, (0, 0))
+    assert found(folder) == (7, 0)
+    assert path.stat().st_mtime > time.time() - 600
+
+
+def test_a_program_follows_from_the_package_its_libraries_and_the_machine(monkeypatch):
+    placement = backend.place(TINY, jax.local_devices())
+
+    def followed():
+        return programs.follows_from(TINY, placement)
+
+    before = followed()
+    assert followed() == before
+    for name, other in (
+        ("digest_of", lambda package: "of other files"),
+        ("versions", lambda: {"jax": "0.0.1"}),
+        ("processor_features", lambda: "flags: none"),
+        ("visible_cores", lambda: range(99)),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(programs, name, other)
+            assert followed() != before, name
+    with monkeypatch.context() as patch:
+        patch.setenv("XLA_FLAGS", "--xla_of_another_process=true")
+        assert followed() != before
+    precision = jax.config.values["jax_default_matmul_precision"]
+    jax.config.update("jax_default_matmul_precision", "high")
+    try:
+        assert followed() != before
+    finally:
+        jax.config.update("jax_default_matmul_precision", precision)
+    assert followed() == before
+
+
 @pytest.mark.parametrize("algo", [ppo.Config(minibatch_size=64), dqn.Config(batch_size=64)])
 def test_no_program_depends_on_the_options_that_are_left_out(algo):
     """Not in one place of its text."""

@@ -178,3 +178,13 @@ def test_a_dueling_network_needs_a_layer():
     spec = EnvSpec("Vector", (4,), Discrete(2))
     with pytest.raises(cfg.RunError, match=r"hidden_sizes=\(\) has no layer for the two streams"):
         networks.make_q(config, spec, dueling=True)
+
+
+@pytest.mark.parametrize(("name", "iteration", "epsilon"), [("dqn", 1, 0.75), ("pqn", 4, 0.5)])
+def test_the_probability_of_a_random_action_is_reported(name, iteration, epsilon):
+    config, algo = program(name)
+    local = jax.vmap(algo.init_local, (None, 0))(jax.random.key(0), jnp.arange(S))
+    rollout = jax.tree.map(jnp.asarray, rollout_of(0, S, T, B, actions=2))
+    start, key = first_shared(algo, config), jax.random.key(1)
+    *_, metrics = jax.jit(algo.update)(start, local, rollout, key, time_at(iteration))
+    assert float(metrics["epsilon"]) == pytest.approx(epsilon)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from running import runner_of, small, time_at
+from scipy import stats
 
 from jaxrl_scale import algos
 from jaxrl_scale.config import Config
@@ -156,6 +157,15 @@ def test_shards_are_cut_into_minibatches_in_orders_of_their_own():
     orders = permute.minibatches(local_pool(4), jax.random.key(0), 64, 2, 4)  # [S, 2 * 4, 16]
     different = {row.tobytes() for row in np.asarray(orders).reshape(4 * 2, 64)}
     assert len(different) == 4 * 2
+
+
+@pytest.mark.parametrize("n", [64, 96])
+def test_where_a_sample_goes_says_nothing_of_where_another_one_goes(n):
+    orders = np.asarray(permute.permutation(jax.random.key(0), n, 4000))
+    for a, b in ((0, 1), (0, n // 2), (3, n - 1)):
+        assert stats.chisquare(np.bincount(orders[:, a], minlength=n)).pvalue > 1e-4
+        apart = (orders[:, a] - orders[:, b]) % n
+        assert stats.chisquare(np.bincount(apart, minlength=n)[1:]).pvalue > 1e-4
 
 
 DRAWS = {

@@ -205,6 +205,18 @@ def test_acting_empties_the_memory_where_an_episode_begins():
     assert (algo.init_carry(3) == 0).all()
 
 
+def test_large_observations_are_evaluated_step_by_step_as_small_ones_are_at_once(monkeypatch):
+    rng = np.random.default_rng(4)
+    network, params = random_network(rng)
+    weights = networks.Weights(params, None)
+    together, _ = two_episodes(rng)
+    rollout = jax.tree.map(lambda x: x[0], together)
+    rollout = rollout._replace(carry=rng.normal(size=(1, 8)).astype(np.float32))
+    at_once = networks.evaluate(network, weights, rollout)
+    monkeypatch.setattr(networks, "_LARGE", 1)
+    assert_near(networks.evaluate(network, weights, rollout), at_once)
+
+
 # --- the whole loop -------------------------------------------------------------------------
 
 EVERYTHING = {

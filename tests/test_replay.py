@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_scale.algos import dqn
+from jaxrl_scale.algos import apex, dqn, sac
 from jaxrl_scale.config import Config, check
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.learning import replay
@@ -177,6 +177,7 @@ def test_the_running_sum_is_a_running_sum():
 # --- mistakes ---------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("algo", [dqn, apex, sac])
 @pytest.mark.parametrize(
     ("own", "words"),
     [
@@ -189,8 +190,8 @@ def test_the_running_sum_is_a_running_sum():
         ({"replay_size": 2048, "n_step": 17}, "at least 3072; try algo.replay_size=3072"),
     ],
 )
-def test_sizes_that_do_not_fit_are_told_in_one_line(own, words):
-    config = Config(num_envs=64, rollout_length=16, algo=dqn.Config(**own))
+def test_sizes_that_do_not_fit_are_told_in_one_line(algo, own, words):
+    config = Config(num_envs=64, rollout_length=16, algo=algo.Config(**own))
     with pytest.raises(RunError) as caught:
         check(config)
     assert words in str(caught.value)

@@ -295,3 +295,16 @@ def test_scaled_rewards_are_divided_by_the_deviation_of_the_discounted_return_so
         deviation = totals[: rows.stop][valid[: rows.stop]].std()
         np.testing.assert_allclose(scaled.reward, sharded(reward)[:, rows] / deviation, rtol=1e-4)
     np.testing.assert_allclose(running.reshape(-1), total, rtol=1e-4)
+
+
+def test_rewards_that_are_all_0_stay_0_when_they_are_scaled():
+    zeros, no = np.zeros((4, 6, 2), np.float32), np.zeros((4, 6, 2), bool)
+    scaled, running, _ = normalize.scale_rewards(
+        local_pool(4),
+        normalize.init(True),
+        jnp.zeros((4, 2)),
+        Rollout((), (), (), zeros, no, no, ~no, (), ()),
+        jnp.float32(0.9),
+    )
+    np.testing.assert_array_equal(scaled.reward, zeros)
+    np.testing.assert_array_equal(running, np.zeros((4, 2)))

@@ -62,6 +62,13 @@ def test_episodes_go_on_across_rollouts():
     np.testing.assert_array_equal(rolled.obs[:, 0, 0], [2, 3, 0])
 
 
+def test_an_episode_that_follows_another_begins_with_a_return_of_0():
+    *_, episodes, _ = collect(Counter(length=3), 8)
+    assert int(episodes.ended) == 2 * 2
+    assert float(episodes.total_return) == 2 * 2 * (1 + 2 + 3)
+    assert int(episodes.total_length) == 2 * 2 * 3
+
+
 def test_lengths_of_long_episodes_that_end_together_do_not_overflow():
     env = Counter(length=2**30, limit=2**29 + 1)
     envs = rollout.reset(env, jax.random.key(0), 4)

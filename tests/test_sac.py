@@ -330,6 +330,21 @@ def test_a_gradient_step_is_that_of_three_slow_twins():
     assert int(after.updates) == metrics["updates"] == 1
 
 
+def test_every_gradient_step_draws_noise_of_its_own():
+    """Where all transitions are alike and nothing is learned, steps differ by nothing else."""
+    rollout = jax.tree.map(jnp.zeros_like, rollout_of(0, S, T, B))
+    rollout = rollout._replace(action=jnp.ones((S, T, B, 1, 2)), valid=jnp.ones((S, T, B), bool))
+    entropy = []
+    for updates in (1, 2):
+        config = small({"updates_per_iteration": updates, "learning_rate": 0.0})
+        algo = sac.make(config, SPEC, local_pool(S))
+        local = jax.vmap(algo.init_local, (None, 0))(jax.random.key(0), jnp.arange(S))
+        start, key = first_shared(algo, config), jax.random.key(2)
+        _, _, metrics = jax.jit(algo.update)(start, local, rollout, key, time_at(0))
+        entropy.append(float(metrics["entropy"]))
+    assert abs(entropy[0] - entropy[1]) > 1e-3
+
+
 # --- mistakes -----------------------------------------------------------------------------------
 
 

@@ -30,7 +30,7 @@ def make_recurrent(config, spec, pool):
     def init_shared(key, options):
         keys = jax.random.split(key, 3)
         params = {
-            "in": jax.random.normal(keys[0], (1, size)),
+            "in": jax.random.normal(keys[0], (*spec.observation_shape, size)),
             "memory": jax.random.normal(keys[1], (size, size)) / 4,
             "out": jax.random.normal(keys[2], (size, 2)) / 4,
         }

@@ -44,6 +44,16 @@ def test_networks_have_the_published_sizes(name, width, spec, size):
     assert size_of(networks.make(Config(network=name, network_width=width), spec)) == size
 
 
+@pytest.mark.parametrize("name", ["nature", "impala_resnet", "impoola"])
+def test_a_wider_network_has_more_channels_in_every_convolution(name):
+    def channels(width):
+        network = networks.make(Config(network=name, network_width=width), ATARI)
+        shapes = jax.tree.leaves(jax.eval_shape(network.init, jax.random.key(0)))
+        return [x.shape[-1] for x in shapes if len(x.shape) == 4]
+
+    assert channels(3) == [3 * number for number in channels(1)] != []
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -142,6 +152,69 @@ def test_the_policy_begins_near_uniform():
     policy, value = start(jax.random.key(0))
     assert float(jnp.abs(policy).max()) < 0.1
     assert 1e-3 < float(jnp.abs(value).max()) < 5
+
+
+def convolved(layer, x, stride=1, padding="SAME"):
+    layout = ("NHWC", "HWIO", "NHWC")
+    y = jax.lax.conv_general_dilated(
+        x, layer["kernel"], (stride, stride), padding, dimension_numbers=layout
+    )
+    return np.asarray(y) + np.asarray(layer["bias"])
+
+
+@pytest.mark.parametrize("name", ["cnn", "nature", "impala_resnet", "impoola"])
+def test_convolutions_are_those_of_a_slow_twin(name):
+    """As published: a rectifier behind every layer, or before those of a block that is added."""
+    torso = torsos.Torso((), torsos.Features(name, "relu", observation_rank=3))
+    rng = np.random.default_rng(0)
+    obs = rng.integers(0, 256, (2, 36, 36, 3)).astype(np.uint8)
+    shapes = jax.eval_shape(torso.init, jax.random.key(0), obs)["params"]
+    params = jax.tree.map(lambda x: np.float32(rng.normal(0, 0.1, x.shape)), shapes)
+    layers = iter([params[f"Conv_{k}"] for k in range(len(params))])
+    x = np.float32(obs) / 255
+    if name == "cnn":
+        x = np.maximum(convolved(next(layers), x), 0)
+    elif name == "nature":
+        for stride in (4, 2, 1):
+            x = np.maximum(convolved(next(layers), x, stride, "VALID"), 0)
+    else:
+        for _ in range(3):
+            x = nn.max_pool(convolved(next(layers), x), (3, 3), (2, 2), padding="SAME")
+            for _ in range(2):
+                inner = convolved(next(layers), np.maximum(x, 0))
+                x = x + convolved(next(layers), np.maximum(inner, 0))
+        x = np.maximum(x, 0)
+    assert next(layers, None) is None
+    x = x.mean((1, 2)) if name == "impoola" else x.reshape(len(x), -1)
+    np.testing.assert_allclose(torso.apply({"params": params}, obs), x, atol=1e-4)
+
+
+def test_the_weights_of_a_residual_network_begin_as_pytorchs_do():
+    """Uniform between ±1 / √n, where n numbers are added up."""
+    torso = torsos.Torso((), torsos.Features("impala_resnet", "relu", observation_rank=3))
+    params = torso.init(jax.random.key(0), jnp.zeros((1, 8, 8, 3), jnp.uint8))["params"]
+    assert len(params) == 15
+    for layer in params.values():
+        scaled = layer["kernel"] * np.sqrt(layer["kernel"][..., 0].size)
+        assert 0.95 < jnp.abs(scaled).max() <= 1
+        assert float(scaled.std()) == pytest.approx(1 / np.sqrt(3), rel=0.1)
+
+
+ACTIVATIONS = {
+    "tanh": np.tanh,
+    "relu": lambda x: np.maximum(x, 0),
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "gelu": lambda x: x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
+}
+
+
+@pytest.mark.parametrize("name", torsos._ACTIVATIONS)
+def test_an_activation_is_the_function_that_it_is_called_after(name):
+    torso = torsos.Torso((8,), torsos.Features("mlp", name, observation_rank=1))
+    obs = np.random.default_rng(0).normal(0, 2, (5, 4)).astype(np.float32)
+    params = torso.init(jax.random.key(0), obs)
+    x = obs @ np.asarray(params["params"]["Dense_0"]["kernel"])
+    np.testing.assert_allclose(torso.apply(params, obs), ACTIVATIONS[name](x), atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(2, 6, 8, 3), (3, 7, 5, 2), (2, 2, 9, 6, 1)])

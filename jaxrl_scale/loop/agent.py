@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from collections.abc import Collection, Generator, Iterator, Sequence
@@ -230,9 +231,9 @@ class Agent:
 
         self.reset(seed)
         seeds = seed + np.arange(games)
-        played = host_rollout.play(env, act, seeds, 1, LONGEST_VIDEO - 1)
+        played = host_rollout.play(env, act, seeds, 1, LONGEST_VIDEO)
         with closing(played):
-            for simulator, _, done in played:
+            for simulator, _, done in itertools.islice(played, LONGEST_VIDEO):
                 render = getattr(simulator, "render", None)
                 if render is None:
                     raise RunError(

@@ -15,6 +15,7 @@ a reset step.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, closing
 from typing import Any, NamedTuple
@@ -203,24 +204,27 @@ def play(
 
     Args:
       act: ``(t, obs, is_first) -> action``, of all.
-      limit: steps after which a game without end is cut.
+      limit: steps after which a game without end is cut. A step that only begins the next episode,
+        as after a lost life, is none of its steps.
 
     Yields:
       At the start and after each step, the simulator, the scores so far, ``[n]`` float32, and which
       games are over, ``[n]`` bool.
     """
-    score, done = np.zeros(len(seeds), np.float32), np.zeros(len(seeds), bool)
+    score, steps = np.zeros(len(seeds), np.float32), np.zeros(len(seeds), np.int64)
+    done = np.zeros(len(seeds), bool)
     with errors_in_one_line(f"environment {env.spec.id!r}"):
         simulator = env.simulate(seeds, num_threads)
         with closing(simulator):
             obs, ended, is_first = simulator.reset(), done.copy(), ~done
             yield simulator, score, done
-            for t in range(limit):
+            for t in itertools.count():
                 simulator.send(clipped(env.spec, act(t, obs, is_first)))
                 seen = simulator.receive()
                 obs, is_first = seen.obs, ended
                 score = score + np.where(done | ended, 0, seen.score)
-                done = done | ~ended & seen.game_over
+                steps += ~ended
+                done = done | ~ended & (seen.game_over | (steps == limit))
                 ended = ~ended & (seen.terminated | seen.truncated)
                 yield simulator, score, done
                 if done.all():
