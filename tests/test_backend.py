@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 import types
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -15,6 +16,8 @@ from jaxrl_scale.config import Config
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.loop import prepare
 from jaxrl_scale.parallel import backend, placement
+
+REPOSITORY = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize("asked", ["cuda", "cpuu"])
@@ -97,6 +100,26 @@ def test_a_process_steps_environments_in_the_threads_that_are_asked_for_or_one_a
     for asked, threads in ((None, 5), (3, 3)):
         placed = backend.place(Config(num_threads=asked), jax.local_devices()[:1], cores=5)
         assert placed.num_threads == threads
+
+
+def test_a_run_says_that_jax_had_started_with_fewer_devices_than_it_could_use(monkeypatch, capsys):
+    monkeypatch.setattr(backend, "visible_cores", lambda: range(99))
+    with prepare.jax_settings_restored():
+        backend.initialize(Config(num_shards=8))  # the tests have eight devices
+        assert capsys.readouterr().out == ""
+        backend.initialize(Config(num_shards=16, devices=8))
+        assert capsys.readouterr().out == ""
+        backend.initialize(Config(num_shards=16))
+    said = (
+        "JAX has started in this process before, with 8 CPU device(s); train before anything else"
+    )
+    assert capsys.readouterr().out.startswith(said)
+
+
+def test_a_process_that_loads_an_agent_can_train_on_all_cores():
+    program = "from jaxrl_scale import load; load('zoo/cartpole'); import jax; print(jax.devices())"
+    told = subprocess.check_output([sys.executable, "-c", program], cwd=REPOSITORY, text=True)
+    assert told.count("CpuDevice") == len(os.sched_getaffinity(0))
 
 
 def test_a_process_knows_when_it_began_to_a_tenth_of_a_second():

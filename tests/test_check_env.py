@@ -391,13 +391,23 @@ def keeping(kept):
     return type("Good", (Good,), {"reset": reset, "step": step})
 
 
+def drawing(draw):
+    """Of an environment that draws without its key."""
+    return keeping(lambda key: jnp.asarray(draw(), jnp.float32))
+
+
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
         (keeping(lambda key: key), "state['kept'] is a key; keep its words, jax.random.key_data("),
         (keeping(lambda key: jnp.zeros((2, 0))), "state['kept'] is the empty array float32[2,0]"),
         (ObservationShape, "step returned obs float32[2], spec says float32[1]"),
-        (ObservationDtype, "step returned obs int32[1], spec says float32[1]"),
+        (
+            ObservationDtype,
+            "step returned obs int32[1], spec says float32[1]; EnvSpec(…, observation_dtype=jnp.i",
+        ),
+        (drawing(np.random.uniform), "reset makes another program each time that it is traced, as"),
+        (drawing(lambda: np.random.uniform(size=3)), "reset makes another program each time that"),
         (ResetShape, "reset returned observation float32[2,1], spec says float32[1]"),
         (ResetDtype, "reset returned observation int32[1], spec says float32[1]"),
         (

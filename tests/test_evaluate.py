@@ -394,20 +394,43 @@ def test_in_gymnasium_every_episode_has_its_own_start_and_counts_to_its_first_en
     assert returns.tolist() == [[1, 2, 3], [4, 5, 6]]
 
 
-class CountdownFromSeven(Countdown):
-    """Has the actions 7 and 8, and takes no others."""
+class OfNumbers(Countdown):
+    """Shows the numbers 5, 6 and 7, has the actions 7 and 8, and takes no others."""
 
+    observation_space = gymnasium.spaces.Discrete(3, start=5)
     action_space = gymnasium.spaces.Discrete(2, start=7)
+
+    def reset(self, *, seed=None, options=None):
+        return 6, super().reset(seed=seed)[1]
 
     def step(self, action):
         assert self.action_space.contains(action)
-        return super().step(action)
+        return 7, *super().step(action)[1:]
 
 
-def test_in_gymnasium_actions_may_begin_at_another_number_than_0(monkeypatch):
-    agent = untrained()
-    monkeypatch.setattr(agent, "make_in_gymnasium", CountdownFromSeven)
+def test_an_agent_of_gymnasiums_numbers_sees_and_takes_them_as_they_are(monkeypatch):
+    spec = gymnasium.envs.registration.EnvSpec("OfNumbers-v0", OfNumbers, max_episode_steps=9)
+    monkeypatch.setitem(gymnasium.registry, "OfNumbers-v0", spec)
+    agent = untrained(env="gymnasium:OfNumbers-v0")
     assert agent.evaluate_in_gymnasium(3).tolist() == [[1, 2, 3]]
+    game = gymnasium.make("OfNumbers-v0")
+    obs, _ = game.reset(seed=0)
+    assert game.step(agent.act(obs))[2]
+    seen = np.asarray([5, 7, 6, 5])
+    actions = agent.act(seen)
+    assert set(actions) <= {7, 8}
+    np.testing.assert_array_equal(agent.act(np.eye(3)[seen - 5]), actions)
+    assert agent.evaluate(2).shape == (1, 2)
+
+
+def test_an_agent_is_shown_in_one_line():
+    assert repr(untrained()) == "Agent(ppo in CartPole-v1, iteration 0, index=0)"
+
+
+@pytest.mark.parametrize("checkpoint", ["bst", 13, None])
+def test_a_checkpoint_that_is_neither_the_latest_nor_the_best_is_refused(run, checkpoint):
+    with pytest.raises(RunError, match=r"checkpoint=.* should be 'latest' or 'best'"):
+        load(run, checkpoint=checkpoint)
 
 
 def test_what_only_concerns_our_solver_is_kept_from_gymnasium():

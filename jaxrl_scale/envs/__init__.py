@@ -27,6 +27,7 @@ from collections.abc import Callable
 from typing import Any, TypeGuard
 
 from jaxrl_scale.envs import games
+from jaxrl_scale.envs.check import check_contract
 from jaxrl_scale.envs.check import check_env as check_env
 from jaxrl_scale.envs.debug import play as play
 from jaxrl_scale.errors import RunError, closest, one_line
@@ -92,13 +93,15 @@ def make(name: str, /, **kwargs: Any) -> Any:
         _check_parameters(name, build, kwargs)
         with errors_in_one_line(f"environment {name!r}"):
             env = build(**kwargs)
+        check_env(env, name)
+        return env
     else:
         raise RunError(
             f"unknown environment {name!r}. {_nearest(name)}There are {', '.join(names())}, the "
             "games of Procgen (CoinrunEasy-v0) and Atari (Pong-v5), envpool:<Id>, gymnasium:<Id>, "
             "gymnax:<Id>, and your own as my_package.my_module:MyEnv"
         )
-    check_env(env, name)
+    check_contract(env, name)
     return env
 
 

@@ -23,14 +23,31 @@ def check_env(env: Any, name: str | None = None) -> None:
 
     Of an environment on the host (`jaxrl_scale.types.HostEnvironment`) only ``spec`` is checked.
 
-    ``reset`` and ``step`` are traced once by `jax.eval_shape`: nothing is compiled and nothing
-    runs, so this takes milliseconds. What depends on values (a reward that is not finite, an
-    episode that never ends) is not seen.
+    ``reset`` and ``step`` are traced: nothing is compiled and nothing runs, so this takes
+    milliseconds. What depends on values (a reward that is not finite, an episode that never ends)
+    is not seen.
 
     Args:
       name: what the error calls the environment; its class by default.
     """
-    what = f"environment {name or type(env).__name__!r}"
+    check_contract(env, name)
+    if hasattr(env, "simulate"):
+        return
+    what, spec = _what(env, name), env.spec
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    state, _ = jax.eval_shape(env.reset, key)
+    action = jax.ShapeDtypeStruct(spec.action.shape, spec.action.dtype)
+    _check_repeats(what, env, "reset", key)
+    _check_repeats(what, env, "step", key, state, action)
+
+
+def _what(env: Any, name: str | None) -> str:
+    return f"environment {name or type(env).__name__!r}"
+
+
+def check_contract(env: Any, name: str | None = None) -> None:
+    """As `check_env`, without comparing two traces, which takes four more of them."""
+    what = _what(env, name)
     try:
         spec = env.spec
     except AttributeError as error:
@@ -67,6 +84,22 @@ def check_env(env: Any, name: str | None = None) -> None:
         should = jax.ShapeDtypeStruct((), dtype)
         _check_array(what, "step", part, getattr(out, part), should, "it should be")
     _check_info(what, out.info)
+
+
+def _check_repeats(what: str, env: Any, name: str, *arguments: Any) -> None:
+    """Whether a method makes the same program each time: what it drew from elsewhere than its key
+    would be a constant of the program, of which a run's seed knows nothing."""
+
+    def program() -> tuple[str, list[bytes]]:
+        made = jax.make_jaxpr(lambda *inputs: getattr(env, name)(*inputs))(*arguments)
+        text = re.sub(r"0x[0-9a-f]+", "", str(made.jaxpr))  # addresses of functions
+        return text, [np.asarray(constant).tobytes() for constant in made.consts]
+
+    if program() != program():
+        raise RunError(
+            f"{what}: {name} makes another program each time that it is traced, as if it drew "
+            "random numbers of NumPy's or Python's; draw them with jax.random from its key"
+        )
 
 
 def _check_spec(what: str, spec: Any) -> None:
@@ -197,8 +230,12 @@ def _check_array(what: str, method: str, part: str, found: Any, should: Any, sou
         should.shape,
         should.dtype,
     ):
+        is_seen = part in ("observation", "obs")
+        only_dtype = is_seen and getattr(found, "shape", None) == should.shape
+        hint = f"; EnvSpec(…, observation_dtype=jnp.{found.dtype})" if only_dtype else ""
         raise RunError(
-            f"{what}: {method} returned {part} {show_arrays(found)}, {source} {show_arrays(should)}"
+            f"{what}: {method} returned {part} {show_arrays(found)}, {source} "
+            f"{show_arrays(should)}{hint}"
         )
 
 

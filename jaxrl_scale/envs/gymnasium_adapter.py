@@ -55,10 +55,24 @@ class GymnasiumEnvironment:
             observation_shape=shape,
             action=_action(self._what, env.action_space),
             max_episode_steps=limit,
-            gymnasium_id=name if isinstance(seen, spaces.Box) else None,
+            gymnasium_id=name,
             observation_dtype=dtype,
         )
+        self._spaces = seen, env.action_space
         env.close()
+
+    def seen(self, obs: Any) -> np.ndarray:
+        """What an agent sees of an observation of Gymnasium's, or of a batch: whole numbers of a
+        discrete space become one-hot vectors. All else stays as it is."""
+        space, obs = self._spaces[0], np.asarray(obs)
+        if isinstance(space, spaces.Discrete) and obs.ndim < 2 and obs.dtype.kind in "iu":
+            numbers = int(space.start) + np.arange(int(space.n))
+            return (obs[..., None] == numbers).astype(np.float32)
+        return obs
+
+    def taken(self, action: np.ndarray) -> np.ndarray:
+        """Actions of ours, one or a batch, as Gymnasium's environment takes them."""
+        return taken(self._spaces[1], action)
 
     def simulate(self, seeds: np.ndarray, num_threads: int) -> GymnasiumSimulator:
         """One environment for each of the seeds ``[n]``, from 0 to 2**31 - 1."""
@@ -174,7 +188,7 @@ class GymnasiumSimulator:
         )
 
 
-def taken(space: Any, action: Any) -> Any:
+def taken(space: Any, action: Any) -> np.ndarray:
     """Actions of ours, one or a batch, as an environment with this space of actions takes them: its
     discrete ones may begin at another number than 0."""
     if isinstance(space, spaces.Discrete):

@@ -42,7 +42,7 @@ Pictures = Generator[tuple[np.ndarray, np.ndarray]]
 their first episodes are over, ``[n]`` bool."""
 
 
-@dataclass
+@dataclass(repr=False)
 class Agent:
     """A trained agent that acts, with the other agents of its run beside it.
 
@@ -58,6 +58,10 @@ class Agent:
     index: int = 0  # of the agent that acts
     failed: Collection[int] = ()  # the agents whose loss was no longer finite
 
+    def __repr__(self) -> str:
+        algo, env = self.config.algo.name, self.env.spec.id
+        return f"Agent({algo} in {env}, iteration {self.iteration}, index={self.index})"
+
     def __post_init__(self) -> None:
         self._compiled_act = jax.jit(self.algo.act, static_argnums=6)
         self.reset()
@@ -70,7 +74,10 @@ class Agent:
     def act(
         self, obs: np.ndarray, greedy: bool = True, is_first: np.ndarray | None = None
     ) -> np.ndarray:
-        """The action for one observation ``[*shape]``, or those for a batch ``[B, *shape]``.
+        """The action for one observation ``[*shape]``, or those for a batch ``[B, *shape]``. In an
+        environment of Gymnasium (``gymnasium:NAME``) both are as Gymnasium has them: a discrete
+        observation is a whole number, or ``[B]`` of them, and discrete actions begin where its
+        space does.
 
         Args:
           obs: what the agent sees.
@@ -78,10 +85,18 @@ class Agent:
           is_first: ``[B]`` bool, whether an observation opens an episode. It matters to recurrent
             policies only, which forget there.
         """
+        env: Any = self.env
+        if env.spec.id.startswith("gymnasium:"):
+            taken: np.ndarray = env.taken(self._act(env.seen(obs), greedy, is_first))
+            return taken
+        return self._act(obs, greedy, is_first)
+
+    def _act(self, obs: np.ndarray, greedy: bool, is_first: np.ndarray | None) -> np.ndarray:
+        """As `act`, in what the run's algorithm saw and did."""
         spec = self.env.spec
         try:
             obs = np.asarray(obs, spec.observation_dtype)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise RunError(f"this is no observation of {spec.id}: {error}") from None
         one = obs.ndim == len(spec.observation_shape)
         batch = obs[None] if one else obs
@@ -164,8 +179,6 @@ class Agent:
             raise RunError(f"{name} in Gymnasium cannot be made with {kwargs}: {error}") from None
 
     def _play_in_gymnasium(self, games: Any, agent: int, greedy: bool) -> np.ndarray:
-        from jaxrl_scale.envs.gymnasium_adapter import taken
-
         self.index = agent
         self.reset(agent)
         first_seed = agent * games.num_envs
@@ -173,8 +186,7 @@ class Agent:
         returns, done = np.zeros(games.num_envs), np.zeros(games.num_envs, bool)
         first = ~done
         while not done.all():
-            action = taken(games.single_action_space, self.act(obs, greedy, first))
-            obs, reward, terminated, truncated, _ = games.step(action)
+            obs, reward, terminated, truncated, _ = games.step(self.act(obs, greedy, first))
             returns += np.where(done, 0.0, reward)
             done |= terminated | truncated
             first = np.zeros_like(done)
@@ -227,7 +239,7 @@ class Agent:
         env: Any = self.env
 
         def act(t: int, obs: np.ndarray, is_first: np.ndarray) -> np.ndarray:
-            return self.act(obs, greedy, is_first)
+            return self._act(obs, greedy, is_first)
 
         self.reset(seed)
         seeds = seed + np.arange(games)
@@ -264,8 +276,11 @@ def load(run_dir: str | Path, agent: int = 0, checkpoint: str = "latest") -> Age
       checkpoint: ``latest``, or ``best``: the one with the best score.
 
     Raises:
-      RunError: where there is no such run or agent, or no whole checkpoint.
+      RunError: where there is no such run, agent or checkpoint, or no whole one.
     """
+    if checkpoint not in ("latest", "best"):
+        raise RunError(f"checkpoint={checkpoint!r} should be 'latest' or 'best'")
+    backend.cpu_devices(len(visible_cores()))  # before this starts JAX, for what trains later
     run_dir = Path(os.path.expanduser(run_dir))
     config = files.read_config(run_dir / "config.json")
     if not 0 <= agent < config.num_seeds:

@@ -37,6 +37,16 @@ def settings_of(config: Config) -> Iterator[None]:
         yield
 
 
+def cpu_devices(number: int) -> bool:
+    """Ask JAX for so many CPU devices, which has no effect where the default backend is a GPU.
+    Returns whether that was in time: in a notebook JAX may have started before."""
+    try:
+        jax.config.update("jax_num_cpu_devices", number)
+    except RuntimeError:
+        return False
+    return True
+
+
 def initialize(config: Config, hosts: Hosts | None = None) -> Placement:
     """Set JAX up for this config, on all processes, and place the run on their devices.
 
@@ -60,12 +70,7 @@ def initialize(config: Config, hosts: Hosts | None = None) -> Placement:
         )
     hosts = hosts or Hosts()
     cores = _span(hosts) if hosts.several else len(visible_cores())
-    started = False
-    try:
-        # One CPU device a core; without effect where the default backend is a GPU.
-        jax.config.update("jax_num_cpu_devices", config.devices or cores)
-    except RuntimeError:
-        started = True  # in a notebook the backend may exist already
+    started = not cpu_devices(config.devices or cores)
     if config.portable:
         cap(started)
     devices = find_devices()
@@ -80,6 +85,13 @@ def initialize(config: Config, hosts: Hosts | None = None) -> Placement:
             f"devices={config.devices}, but JAX has started in this process before, with "
             f"{jax.local_device_count()} {devices[0].platform} device(s); restart it (in a "
             "notebook: the kernel), and train before anything else uses JAX"
+        )
+    there, useful = jax.local_device_count(), max(config.num_shards, config.num_seeds)
+    on_cpus = devices[0].platform == "cpu"
+    if started and on_cpus and not config.devices and there < min(cores, useful) and hosts.leader:
+        print(
+            f"JAX has started in this process before, with {there} CPU device(s); train before "
+            f"anything else uses JAX, and this run has {cores} (its result is the same)"
         )
     placement = place(config, devices, cores)
     if hosts.several:
