@@ -147,7 +147,10 @@ def check_fields(config: Any, prefix: str) -> None:
         value, hint, name = getattr(config, f.name), hints[f.name], prefix + f.name
         said = f"{name}={shown(value)} should"
         if not has_type(value, hint):
-            raise RunError(f"{said} be {type_name(hint)}{nearest_choice(value, hint)}")
+            said += f" be {type_name(hint)}{nearest_choice(value, hint)}"
+            if isinstance(value, type):  # such as an environment
+                said += f", {value.__module__}:{value.__qualname__}"
+            raise RunError(said)
         if isinstance(value, dict) and not _is_plain(value):
             raise RunError(f"{said} hold finite numbers, texts and lists, because it becomes JSON")
         low, high, above = (f.metadata.get(bound) for bound in ("low", "high", "above"))
@@ -205,7 +208,7 @@ def type_name(hint: Any) -> str:
         return "one of " + ", ".join(map(str, args))
     if origin is tuple:
         numbers = "numbers" if float in args else "whole numbers"
-        return f"{numbers} separated by commas, in Python a tuple"
+        return f"{numbers} separated by commas, in Python a tuple or a list"
     if origin is dict:
         return "a dict with texts for keys"
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}

@@ -806,7 +806,8 @@ def test_a_config_file_that_is_wrong_is_refused_with_its_line(text, said, write)
         ("num_envs=None", "num_envs=None should be a whole number"),
         ("shared_torso=1", "shared_torso=1 should be true or false"),
         ("target_return=True", "target_return=True should be a number or none"),
-        ("hidden_sizes=[64]", "hidden_sizes=[64] should be whole numbers separated by commas, in"),
+        ("hidden_sizes=64", "hidden_sizes=64 should be whole numbers separated by commas, in Pyt"),
+        ("hidden_sizes=[6.4]", "hidden_sizes=(6.4,) should be whole numbers separated by commas"),
         ("hidden_sizes=(64, 'a')", "hidden_sizes=(64, 'a') should be whole numbers"),
         (
             "activation='rely'",
@@ -814,6 +815,10 @@ def test_a_config_file_that_is_wrong_is_refused_with_its_line(text, said, write)
         ),
         ("activation=['relu']", "activation=['relu'] should be one of tanh, relu, silu, gelu"),
         ("env=3", "env=3 should be a text"),
+        (
+            "env=Config",
+            "env=<class 'jaxrl_scale.config.Config'> should be a text, jaxrl_scale.c",
+        ),
         ("env_kwargs=None", "env_kwargs=None should be a dict with texts for keys"),
         ("algo=ppo.Config(epochs=0.5)", "algo.epochs=0.5 should be a whole number"),
     ],
@@ -827,6 +832,11 @@ def test_a_config_file_with_a_wrong_value_is_refused(fields, said, write):
         """
     )
     assert refused("--config", file).startswith(said)
+
+
+def test_paths_and_lists_of_python_are_what_the_command_line_has():
+    config = Config(hidden_sizes=[32, 16], run_dir=Path("runs/a"), init_from=Path("runs/b"))
+    assert config == loaded("--hidden_sizes=32,16", "--run_dir=runs/a", "--init_from=runs/b")
 
 
 def test_a_config_file_that_does_not_exist_is_refused_with_the_nearest(write):

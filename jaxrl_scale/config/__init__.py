@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
@@ -206,6 +207,14 @@ class Config:
     def envs_per_shard(self) -> int:
         """Environments of one shard of one agent."""
         return self.num_envs // self.num_shards
+
+    def __post_init__(self) -> None:
+        """In Python a path may be a `pathlib.Path`, and sizes may be a list."""
+        for name in ("run_dir", "init_from"):
+            if isinstance(path := getattr(self, name), os.PathLike):
+                object.__setattr__(self, name, os.fspath(path))
+        if isinstance(sizes := getattr(self, "hidden_sizes"), list):  # noqa: B009  for mypy
+            object.__setattr__(self, "hidden_sizes", tuple(sizes))
 
     def replace(self, **changes: Any) -> Config:
         """A copy with other values for some options."""
