@@ -60,6 +60,8 @@ def load_by_name(kind: str, name: str, fits: Callable[[Any], bool], wanted: str)
     if not hasattr(module, attribute):
         fitting = [known for known, value in vars(module).items() if fits(value)]
         hint = nearest(attribute, fitting) or ("; it has " + ", ".join(fitting) if fitting else "")
+        if module_name == "__main__":
+            hint = "; it was defined in another program or notebook, and should stand in a file"
         raise RunError(f"{what}: module {module_name!r} has no {attribute!r}{hint}")
     found = getattr(module, attribute)
     if fits(found):

@@ -704,6 +704,10 @@ class MoreFields(Linear):
         ("cnn", "network 'cnn' needs images"),
         ("no_such_module:Net", "network 'no_such_module:Net': there is no module 'no_such_module'"),
         (f"{__name__}:WrongShap", r"has no 'WrongShap'; did you mean WrongShape\?"),
+        (
+            "__main__:OfNotebook",
+            "has no 'OfNotebook'; it was defined in another program or notebook",
+        ),
         ("os:system", "'system' was not called, because it should be a flax.linen.Module class"),
         (
             f"{__name__}:WrongShape",
