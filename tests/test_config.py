@@ -706,7 +706,7 @@ class MoreFields(Linear):
         (f"{__name__}:WrongShap", r"has no 'WrongShap'; did you mean WrongShape\?"),
         (
             "__main__:OfNotebook",
-            "has no 'OfNotebook'; it was defined in another program or notebook",
+            "has no .OfNotebook.; it was defined in another program or",
         ),
         ("os:system", "'system' was not called, because it should be a flax.linen.Module class"),
         (
