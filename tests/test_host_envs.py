@@ -76,6 +76,10 @@ def test_all_games_of_procgen_and_atari_have_their_names():
         assert sorted(names) == sorted(id for id in of if of[id][0] == f"envpool.{suite}")
 
 
+OF_GYMNASIUM = ("Ant-v5", "Walker2d-v5", "Hopper-v5", "CarRacing-v3", "Blackjack-v1")
+"""That sound like games of Atari."""
+
+
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
@@ -85,7 +89,9 @@ def test_all_games_of_procgen_and_atari_have_their_names():
         ("Pong", "Did you mean 'Pong-v5'?"),
         ("ALE/Pong-v5", "Did you mean 'Pong-v5'?"),
         ("SpaceInvadersNoFrameskip-v4", "Did you mean 'SpaceInvaders-v5'?"),
-        ("Taxi-v3", "Did you mean 'gymnasium:Taxi-v"),
+        ("Taxi-v9", "Did you mean 'gymnasium:Taxi-v"),
+        *((name, f"'{name}'. Gymnasium has it: --env=gymnasium:{name}. ") for name in OF_GYMNASIUM),
+        ("CartPole-v0", "Did you mean 'CartPole-v1'?"),  # which Gymnasium has, too
         ("gymnasium:CartPol-v1", "did you mean 'gymnasium:CartPole-v1'?"),
         pytest.param("envpool:CartPole-v7", "did you mean CartPole-v1?", marks=needs_envpool),
     ],

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 import typing
 from collections.abc import Callable
 from typing import Any, TypeGuard
@@ -106,17 +107,27 @@ def make(name: str, /, **kwargs: Any) -> Any:
 
 
 def _nearest(name: str) -> str:
-    """``"Did you mean '…'? "`` where some valid name is near, else nothing."""
+    """``"Gymnasium has it: … "`` where Gymnasium calls an environment so, and ``"Did you mean '…'?
+    "`` where it is a game's name elsewhere or, if Gymnasium has none, some valid name is near."""
     if name.endswith(_GYMNAX_FAMILIES):
         return f"Did you mean 'gymnax:{name}'? "
-    known = (*names(), *games.PROCGEN, *games.ATARI)
-    near = games.known_elsewhere(name) or closest(name, known)
-    if near is None:
-        import gymnasium  # the name is wrong anyhow, so there is time
+    of_another_version = {_without_version(known): known for known in names()}
+    if known := of_another_version.get(_without_version(name)):
+        return f"Did you mean {known!r}? "
+    import gymnasium  # the name is wrong anyhow, so there is time
 
-        of_gymnasium = closest(name, list(gymnasium.registry))
-        near = f"gymnasium:{of_gymnasium}" if of_gymnasium else None
-    return f"Did you mean {near!r}? " if near else ""
+    there = name in gymnasium.registry
+    near = games.known_elsewhere(name)
+    if near is None and not there:
+        near = closest(name, (*names(), *games.PROCGEN, *games.ATARI))
+        if near is None and (of_gymnasium := closest(name, list(gymnasium.registry))):
+            near = f"gymnasium:{of_gymnasium}"
+    has_it = f"Gymnasium has it: --env=gymnasium:{name}. " if there else ""
+    return has_it + (f"Did you mean {near!r}? " if near else "")
+
+
+def _without_version(name: str) -> str:
+    return re.sub(r"-v\d+$", "", name)
 
 
 _WANTED = (
