@@ -21,7 +21,7 @@ from jaxrl_scale.errors import FINISHED, RunError
 from jaxrl_scale.learning import torsos
 from jaxrl_scale.loop import origin, protocol
 from jaxrl_scale.loop.agent import Agent, load
-from jaxrl_scale.loop.make import make_runner
+from jaxrl_scale.loop.make import check_fit, make_runner
 from jaxrl_scale.loop.origin import Origin
 from jaxrl_scale.loop.prepare import (
     checked,
@@ -320,8 +320,7 @@ def _command(argv: list[str]) -> int:
     told = settings_told(argv)
     if dry_run:
         if not resume:  # a run that has begun had its environment and its first policy
-            env = envs.make(config.env, **config.env_kwargs)
-            origin.find(config, env.spec, None, None, Hosts())
+            origin.find(config, check_fit(config), None, None, Hosts())
         text = f"What a run of {name!r} would train with." + (f"\n\n{told}" if told else "")
         print(files.to_python(config, text), end="")
         return 0

@@ -1031,10 +1031,10 @@ finally:
 def test_jax_starts_no_backend_before_the_devices_are_set():
     code = """
 from jax._src import xla_bridge
-from jaxrl_scale import envs
 from jaxrl_scale.config import command_line
-config = command_line.load(["--config=configs/acrobot.py"])[0]
-envs.make(config.env, **config.env_kwargs)
+from jaxrl_scale.loop.make import check_fit
+for given in ("--env=Acrobot-v1", "--env=Pendulum-v1 --algo=sac", "--env=CartPole-v1 --algo=apex"):
+    check_fit(command_line.load(given.split())[0])
 assert not xla_bridge.backends_are_initialized()
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=REPOSITORY, timeout=120)

@@ -135,6 +135,32 @@ def test_a_dry_run_prints_the_config_as_a_file_that_train_takes(tmp_path, capsys
         assert capsys.readouterr().err == "error: only jaxrl_scale.train has --dry_run\n"
 
 
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ("--env=Pendulum-v1 --algo=dqn", "algo dqn needs discrete actions, but those of Pendulum"),
+        ("--env=Acrobot-v1 --algo=sac", "algo sac needs continuous actions, but those of Acrobot"),
+        ("--env=CartPole-v1 --network=nature", "network 'nature' needs images [height, width, ch"),
+        ("--env=CartPole-v1 --network=test_main:NoNetwork", "network 'test_main:NoNetwork'"),
+        ("--env=Pendulum-v1 --algo=sac --network=a:B", "network a:B sees observations alone, but"),
+        ("--env=CartPole-v1 --test_env_kwargs.lenght=1", "environment 'CartPole-v1': got an unex"),
+    ],
+)
+def test_a_dry_run_refuses_in_the_words_of_train_what_fits_nowhere(argv, said, tmp_path, capsys):
+    given = [*argv.split(), f"--run_dir={tmp_path / 'run'}"]
+    assert train_module.main([*given, "--dry_run"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith(f"error: {said}")
+    assert train_module.main(given) == 2
+    assert capsys.readouterr().err == err
+    assert list(tmp_path.iterdir()) == []
+
+
+class NoNetwork:
+    """A class that is no network."""
+
+
 @pytest.mark.parametrize(("unbuffered", "status"), [("1", INPUT_OUTPUT_ERROR), ("", 0)])
 def test_a_command_whose_output_nobody_reads_ends_without_a_word(unbuffered, status):
     """As before `| head`. With a buffer it has printed all by the time that it could notice."""

@@ -66,7 +66,7 @@ def find(
         return Origin(agents, {})
     path = Path(before["run_dir"] if before else config.init_from).expanduser().absolute()
     agents = state.agents(config) if agents is None else agents
-    weights, record = _read(config, spec, path, len(agents.seeds))
+    policies, record = _read(config, spec, path, len(agents.seeds))
     if before and before["digest"] != record["digest"]:
         raise RunError(
             f"{path} has another policy than the one that this run began from: the newest "
@@ -75,7 +75,7 @@ def find(
         )
     if len({*hosts.gather("digest of the origin", record["digest"])}) > 1:
         raise RunError(f"the processes of this run find different checkpoints in {path}")
-    return Origin(agents._replace(weights=weights), record)
+    return Origin(agents._replace(weights=policies), record)
 
 
 def _known(resume: str | Path | None) -> tuple[bool, dict[str, Any] | None]:
@@ -108,7 +108,7 @@ def _read(
         raise RunError(f"{what} has no checkpoint yet")
     iteration, arrays, meta = found
     arrays = {name.removeprefix(_TAKEN): x for name, x in arrays.items()}
-    wanted = _weights(config, spec)
+    wanted = weights(config, spec)
     named = pieces.named_leaves(wanted)
     _check_fit(what, config, other, spec, arrays, named)
     there = len(next(iter(arrays.values())))
@@ -125,11 +125,15 @@ def _read(
     return jax.tree.unflatten(jax.tree.structure(wanted), leaves), record
 
 
-def _weights(config: Config, spec: EnvSpec) -> Weights:
-    """Shapes and dtypes of what an agent of this config begins with."""
+def weights(config: Config, spec: EnvSpec) -> Weights:
+    """Shapes and dtypes of what an agent of this config begins with. Raises a `RunError` where the
+    algorithm or the network does not fit the environment. No device is used."""
     algo = algos.get(config.algo.name).make(config, spec, local_pool(config.num_shards))
-    numbers = traced(config.algo)
-    shared: Any = jax.eval_shape(lambda: algo.init_shared(jax.random.key(0), numbers))
+
+    def begin() -> Any:
+        return algo.init_shared(jax.random.key(0), traced(config.algo))
+
+    shared = jax.eval_shape(begin)
     return Weights(shared.params, shared.observation)
 
 
