@@ -188,11 +188,11 @@ def _command(argv: list[str]) -> int:
     listed = []
     for path in dict.fromkeys(found(args.folders)):
         try:
-            listed.append(past_run.read(path))
+            listed.append(past_run.read_any(path))
         except RunError as error:
             print(f"left out: {error}", file=sys.stderr)
     if not listed:
-        raise RunError(f"no run with metrics was found in {', '.join(map(str, args.folders))}")
+        raise RunError(f"no run was found in {', '.join(map(str, args.folders))}")
     write_csv(listed) if args.csv else print_table(listed)
     return 0
 

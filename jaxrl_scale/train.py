@@ -236,15 +236,16 @@ def loop(
             return min([last - iteration, *(every - iteration % every for every in often)])
 
         def tell(rows: Rows) -> None:
-            """Tell the log of the iterations up to this one, and evaluate the agents where due."""
+            """Tell the log of the iterations up to this one, and evaluate the agents where due. The
+            last is the one in which all agents have failed, which has a row, too."""
+            if log.all_failed or not rows:
+                return
             for metrics in rows:
                 if not log.all_failed:
                     log.record(metrics)
-            if log.all_failed or not rows:
-                return
-            if due(config.eval_every):
+            if due(config.eval_every) and not log.all_failed:
                 log.evaluated(runner.evaluate(state))
-            if due(config.log_every) or due(config.eval_every):
+            if due(config.log_every) or due(config.eval_every) or log.all_failed:
                 log.write(runner.memory())
 
         def save() -> None:

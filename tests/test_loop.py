@@ -246,6 +246,18 @@ def test_the_loop_ends_when_no_agent_is_finite_any_more(tmp_path, capsys):
     )
 
 
+@pytest.mark.parametrize("failing", [3, 5])
+def test_the_iteration_in_which_the_last_agent_fails_has_a_row(failing, tmp_path):
+    """One, whether a row is due or not."""
+    lost = {"loss": np.full(2, np.nan)}
+    config = config_of(tmp_path / "run", num_seeds=2)
+    run, _ = run_of(config, at={failing: lambda metrics: metrics | lost})
+    (last,) = run.metrics
+    assert last["iteration"] == failing
+    assert (last["loss"], last["failed"]) == (None, [0, 1])
+    assert last["env_steps"] == run.summary["env_steps"]
+
+
 def test_every_evaluation_is_in_the_rows_whatever_log_every_is(tmp_path):
     run, runner = run_of(config_of(tmp_path / "run", eval_every=3))
     assert evaluations(run) == {3: 3, 6: 6, 9: 9, 10: 10}

@@ -527,6 +527,21 @@ def test_what_is_damaged_or_no_run_directory_is_one_line(tmp_path, capsys, file,
     assert not (tmp_path / "x.html").exists()
 
 
+@pytest.mark.parametrize(("status", "how"), [("failed", "failed"), ("stopped", "was stopped")])
+def test_a_run_that_ended_before_its_first_row_is_refused_with_its_end(
+    status, how, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    run = make_run(tmp_path / "run", finished=False)
+    (run / "metrics.jsonl").write_text("")
+    (run / "summary.json").write_text(json.dumps(DONE | {"status": status}))
+    assert report.main(["run"]) == 2
+    assert capsys.readouterr().err == (
+        f"error: run has no metrics: it {how} before its first row; the run's --log_every says "
+        "when rows are written\n"
+    )
+
+
 def test_the_report_of_several_runs_has_a_folder(tmp_path, monkeypatch, capsys):
     runs = [str(make_run(tmp_path / name)) for name in "ab"]
     monkeypatch.chdir(tmp_path)

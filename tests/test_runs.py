@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import re
 
 import pytest
@@ -81,6 +82,29 @@ def test_agents_that_failed_are_told(listed, tmp_path):
     assert found == {"runs/some": "1", "runs/none": "0"}
 
 
+def test_a_run_without_a_row_has_a_line_with_its_status(listed, tmp_path):
+    """It is running, was stopped or failed before its first row."""
+    for name, status in (("running", None), ("stopped", "stopped"), ("failed", "failed")):
+        run = make_run(tmp_path / "runs" / name, finished=False)
+        (run / "metrics.jsonl").write_text("")
+        if status:
+            told = {"status": status, "iterations": 3, "failed": [], "compile_seconds": 1.5}
+            (run / "summary.json").write_text(json.dumps(told | {"env_steps": 24_576}))
+    status, out, err = listed()
+    assert (status, err) == (0, "")
+    lines = {line.split()[0]: line for line in out.splitlines()}
+    rest = r" +CartPole-v1 +ppo +0 +{} +- +- +- +{}"
+    for name, steps, said in (
+        ("running", "-", "no summary yet: iteration 0 of 40"),
+        ("stopped", "24.6k", "stopped: iteration 3 of 40"),
+        ("failed", "24.6k", "failed: iteration 3 of 40"),
+    ):
+        assert re.fullmatch(f"runs/{name}" + rest.format(steps, said), lines[f"runs/{name}"])
+    found = list(csv.DictReader(io.StringIO(listed("--csv")[1])))
+    assert [run["env_steps"] for run in found] == ["24576", "", "24576"]
+    assert {run["score"] + run["return_100"] for run in found} == {""}
+
+
 def test_a_folder_that_cannot_be_read_is_told(tmp_path, capsys):
     assert list(runs.found([tmp_path / "gone"])) == []
     told = f"left out: {tmp_path / 'gone'}: No such file or directory\n"
@@ -94,7 +118,7 @@ def test_what_cannot_be_listed_is_told(listed, tmp_path):
         "error: nowhere does not exist; give a folder with run directories\n",
     )
     (tmp_path / "runs").mkdir()
-    assert listed() == (2, "", "error: no run with metrics was found in runs\n")
+    assert listed() == (2, "", "error: no run was found in runs\n")
     make_run(tmp_path / "runs" / "good")
     broken = make_run(tmp_path / "runs" / "broken")
     (broken / "config.json").write_text("{")

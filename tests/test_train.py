@@ -610,7 +610,7 @@ def test_a_single_run_whose_loss_is_not_finite_stops_and_names_the_last_good_che
     assert params
     assert all(np.isfinite(x).all() for x in params)
     assert summary(alone)["status"] == "failed"
-    assert [row["iteration"] for row in rows(alone)] == list(range(1, first[agent]))
+    assert [row["iteration"] for row in rows(alone)] == list(range(1, first[agent] + 1))
     again = world.resume(alone)
     assert (again.status, again.err) == (NOT_FINITE, wanted)
 

@@ -26,7 +26,7 @@ from jaxrl_scale.records.run_directory import read_object, short
 
 @dataclass(frozen=True)
 class PastRun:
-    """What a run has left in its directory so far. ``R`` rows, ``P`` agents."""
+    """What a run has left in its directory so far. ``R`` rows, which may be none, ``P`` agents."""
 
     path: Path
     config: Config
@@ -49,7 +49,7 @@ class PastRun:
     @property
     def result(self) -> dict[str, Any]:
         """The summary. What it does not say yet is what the rows say so far."""
-        last = self.rows[-1]
+        last = self.rows[-1] if self.rows else {}
         speeds = [row["steps_per_second"] for row in self.rows if row["steps_per_second"]]
         so_far = {
             **{k: last.get(k) for k in ("env_steps", "wall_seconds", "compile_seconds")},
@@ -63,7 +63,8 @@ class PastRun:
     @property
     def status(self) -> str:
         """``done``, or how far the run has come."""
-        done = max(self.rows[-1]["iteration"], self.summary.get("iterations", 0))
+        told = self.rows[-1]["iteration"] if self.rows else 0
+        done = max(told, self.summary.get("iterations", 0))
         total = self.config.num_iterations
         if self.summary and done >= total:
             return str(self.summary.get("status", "done"))
@@ -113,15 +114,21 @@ def of_agents(rows: Sequence[Row], metric: str, num_agents: int) -> np.ndarray:
 
 
 def read(path: Path) -> PastRun:
-    """A run directory that has rows of metrics, read and checked."""
+    """As `read_any`, of a run that has rows of metrics."""
+    run = read_any(path)
+    if not run.rows:
+        ended = {"failed": "failed", "stopped": "was stopped"}.get(run.summary.get("status", ""))
+        why = f"has no metrics: it {ended} before its first row" if ended else "has no metrics yet"
+        raise RunError(f"{short(path)} {why}; the run's --log_every says when rows are written")
+    return run
+
+
+def read_any(path: Path) -> PastRun:
+    """A run directory, read and checked."""
     if path.is_file():
         raise RunError(f"{short(path)} is a file; give the directory of a run")
     config = files.read_config(path / "config.json")
     rows = read_rows(path / "metrics.jsonl")
-    if not rows:
-        raise RunError(
-            f"{short(path)} has no metrics yet; the run's --log_every says when rows are written"
-        )
     for number, row in enumerate(rows, 1):
         _check(row, _Row, config.num_seeds, f"{short(path / 'metrics.jsonl')}, line {number}")
     if record := read_object(path / "run.json"):
