@@ -3,7 +3,8 @@
 The command trains every config in every environment with every seed, each run in a process and in
 a run directory of its own, ``FOLDER/ENVIRONMENT/CONFIG/seedK``. It writes ``compare.html`` with its
 plots, ``compare.md`` and ``compare.json``. All numbers are read from the run directories, so
-``--analyse`` needs nothing else.
+``--analyse`` needs nothing else. Page and ``compare.md`` name the runs that did not come to their
+end, which are in no table.
 
 Returns and normalized scores are those of the final evaluation: interquartile means over seeds,
 with 95 % bootstrap intervals. Its actions are the most probable ones, or sampled where a config or
@@ -26,7 +27,7 @@ import numpy as np
 
 from jaxrl_scale import commands, report, scaling
 from jaxrl_scale.config import Config, command_line, files
-from jaxrl_scale.envs import make, scores
+from jaxrl_scale.envs import scores
 from jaxrl_scale.errors import (
     FINISHED,
     INPUT_OUTPUT_ERROR,
@@ -40,8 +41,10 @@ from jaxrl_scale.errors import (
 from jaxrl_scale.figures import pages
 from jaxrl_scale.figures.plot_style import COLORS, LINES
 from jaxrl_scale.figures.report_plots import Drawn
+from jaxrl_scale.loop.make import check_fit
 from jaxrl_scale.records import past_run, statistics
-from jaxrl_scale.records.past_run import PastRun, finished
+from jaxrl_scale.records.past_run import PastRun, finished, last_error
+from jaxrl_scale.records.rows import read_rows
 from jaxrl_scale.records.run_directory import plain, refuse_run, replace_file, short, write_json
 from jaxrl_scale.report import Cell
 
@@ -66,7 +69,7 @@ def plan(args: argparse.Namespace, options: Sequence[str]) -> list[Task]:
         task = Task(folder / f"seed{seed}", [*given, f"--seed={seed}"])
         wanted, _, _ = command_line.load(task.options)
         if k == 0:
-            make(wanted.env, **wanted.env_kwargs)
+            check_fit(wanted)
         _check_begun(task.run, wanted)
         tasks.append(task)
     folders = [task.run for task in tasks]
@@ -110,9 +113,8 @@ def read(folder: Path) -> list[Drawn]:
     """The seeds of each environment and config as one run, of those that have come to their end.
     Configs differ in colour, environments in lines."""
     groups: dict[Path, list[PastRun]] = {}
-    for path in sorted(folder.glob("*/*/seed*/summary.json")):
-        if finished(path.parent):
-            groups.setdefault(path.parents[1], []).append(past_run.read(path.parent))
+    for path in filter(_has_results, _runs(folder)):
+        groups.setdefault(path.parent, []).append(past_run.read(path))
     if not groups:
         raise RunError(f"no run of {short(folder)} has come to its end")
     envs = sorted({path.parent.name for path in groups})
@@ -125,6 +127,31 @@ def read(folder: Path) -> list[Drawn]:
         line = LINES[envs.index(path.parent.name) % len(LINES)]
         shown.append(Drawn(run, f"{path.parent.name}/{path.name}", color, line))
     return shown
+
+
+def left_out(folder: Path) -> str:
+    """A sentence about the runs that `read` has left out; empty where there are none."""
+    left = [path for path in _runs(folder) if not _has_results(path)]
+    told = ", ".join(f"{path.relative_to(folder)} ({_how_far(path)})" for path in left)
+    return f"Left out is what did not come to its end: {told}." if told else ""
+
+
+def _runs(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("*/*/seed*") if path.is_dir())
+
+
+def _has_results(run: Path) -> bool:
+    return finished(run) and bool(read_rows(run / "metrics.jsonl"))
+
+
+def _how_far(run: Path) -> str:
+    """How far a run has come; of one that did not begin, or is damaged, why."""
+    if not (run / "config.json").exists():
+        return last_error(run)
+    try:
+        return past_run.read_any(run).status
+    except RunError as error:
+        return str(error)
 
 
 def over_games(shown: Sequence[Drawn]) -> dict[str, dict[str, Cell]]:
@@ -165,8 +192,10 @@ def write_results(folder: Path) -> None:
         shown = read(folder)
         overall = over_games(shown)
         lines = report.results([one.run for one in shown])
+        without = left_out(folder)
     text = markdown("run", {one.label: line for one, line in zip(shown, lines, strict=True)})
     text += ["", *markdown("over all games", overall)] if overall else []
+    text += ["", without] if without else []
     told = [
         {
             "env": one.run.config.env,
@@ -180,7 +209,7 @@ def write_results(folder: Path) -> None:
     replace_file(folder / "compare.md", "\n".join([*text, ""]).encode())
     print("\n".join(text))
     print(f"wrote {short(folder / 'compare.md')}\nwrote {short(folder / 'compare.json')}")
-    report.write(shown, folder / "compare.html", 0, overall)
+    report.write(shown, folder / "compare.html", 0, overall, without)
 
 
 # --- the command ----------------------------------------------------------------------------

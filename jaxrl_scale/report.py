@@ -109,9 +109,10 @@ def page(
     plots: Sequence[list[Plot]],
     episodes: Sequence[Episode],
     overall: Table | None = None,
+    note: str = "",
 ) -> str:
     """The whole HTML text. ``plots`` are of learning, speed and metrics, ``overall`` is a table of
-    what several runs reach together."""
+    what several runs reach together, ``note`` a sentence below the results."""
     one = shown[0].run if len(shown) == 1 else None
     title = shown[0].label if one else f"{len(shown)} runs compared"
     subtitle = f"{one.config.algo.name.upper()} on {one.config.env} · {one.status}" if one else ""
@@ -124,6 +125,7 @@ def page(
         actions=actions(one.run.config for one in shown),
         results=list(zip(shown, results([one.run for one in shown]), strict=True)),
         overall=overall,
+        note=note,
         learning=plots[0],
         speed=plots[1],
         metrics=plots[2],
@@ -259,9 +261,10 @@ def report(paths: Sequence[Path], out: Path | None = None, episodes: int = 4) ->
 
 
 def write(
-    shown: Sequence[Drawn], out: Path, episodes: int, overall: Table | None = None
+    shown: Sequence[Drawn], out: Path, episodes: int, overall: Table | None = None, note: str = ""
 ) -> list[Path]:
-    """Write the page ``out`` and its images beside it, with episodes of the first runs."""
+    """Write the page ``out`` and its images beside it, with episodes of the first runs. ``overall``
+    and ``note`` are those of `page`."""
     with io_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
     with commands.working("drawing the curves"):
@@ -275,7 +278,7 @@ def write(
     for k, found in enumerate(played):
         if found.gif:
             files[f"{out.stem}-episode{k if len(shown) > 1 else ''}.gif"] = found.gif
-    files[out.name] = page(shown, plots, played, overall).encode()
+    files[out.name] = page(shown, plots, played, overall, note).encode()
     written = []
     for name, data in files.items():
         with io_errors(out.parent / name):

@@ -53,6 +53,7 @@ def test_a_comparison_trains_what_is_left_and_writes_its_results(world):
         assert one["env_steps"] == sum(x["env_steps"] for x in both)
     table = (folder / "compare.md").read_text()
     assert table in done.out
+    assert "Left out" not in table
     assert "| CartPole-v1/quick | CartPole-v1 | A2C | 2 (0 to 1) |" in table
     assert "Normalized" not in table  # no range was published
     page = (folder / "compare.html").read_text()
@@ -140,13 +141,26 @@ def test_a_run_that_did_not_end_well_is_told_and_the_others_are_compared(
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "compared" / "CartPole-v1" / "quick"
     write_run(folder / "seed0", "CartPole-v1", 0, 10.0)
+    write_run(folder / "seed1", "CartPole-v1", 1, 10.0, status="stopped")
+    (folder / "seed2").mkdir()
+    (folder / "seed2" / "process0.log").write_text("error: no room\n")
+    write_run(folder / "seed3", "CartPole-v1", 3, 10.0, status="failed", rows=0)
     tasks = [compare.Task(folder / f"seed{k}", []) for k in (0, 1)]
     monkeypatch.setattr(compare, "plan", lambda *_: tasks)
     monkeypatch.setattr(compare, "train", lambda *_: 3)
     assert compare.main(list(map(str, command(tmp_path)))) == 1
     said = "error: 1 run did not end well; the same command tries again\n"
     assert capsys.readouterr().err == said
-    assert "CartPole-v1/quick" in (tmp_path / "compared" / "compare.md").read_text()
+    table = (tmp_path / "compared" / "compare.md").read_text()
+    assert "| CartPole-v1/quick | CartPole-v1 | A2C | 1 (seed 0) |" in table
+    left_out = (
+        "\n\nLeft out is what did not come to its end: CartPole-v1/quick/seed1 (stopped: iteration "
+        "3 of 123), CartPole-v1/quick/seed2 (no room), CartPole-v1/quick/seed3 (failed: iteration "
+        "0 of 123).\n"
+    )
+    assert table.endswith(left_out)
+    page = (tmp_path / "compared" / "compare.html").read_text()
+    assert f"<p>{left_out.strip()}</p>" in page
 
 
 # --- mistakes -------------------------------------------------------------------------------
@@ -179,6 +193,18 @@ def test_mistakes_are_told_in_one_line(monkeypatch, capsys, tmp_path, changes, s
     assert err.startswith(f"error: {said}")
     assert err.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["quick.py"]
+
+
+def test_a_pair_that_does_not_fit_is_refused_before_anything_is_trained(
+    monkeypatch, capsys, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(compare, "train", lambda *_: pytest.fail("it trains"))
+    changes = {"envs": "CartPole-v1,Pendulum-v1", "configs": config_file(tmp_path / "q.py", "dqn")}
+    assert compare.main(list(map(str, command(tmp_path, **changes)))) == 2
+    said = "error: algo dqn needs discrete actions, but those of Pendulum-v1 are continuous, "
+    assert capsys.readouterr().err.startswith(said)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["q.py", "quick.py"]
 
 
 def test_a_folder_of_another_comparison_is_left_alone(monkeypatch, capsys, tmp_path):
