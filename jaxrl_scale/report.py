@@ -257,7 +257,14 @@ def report(paths: Sequence[Path], out: Path | None = None, episodes: int = 4) ->
     """Write the report and its images; returns the files, the HTML last."""
     shown = read_runs(paths)
     out = out or (shown[0].run.path if len(shown) == 1 else Path("report")) / "report.html"
-    return write(shown, out / "report.html" if out.is_dir() else out, episodes)
+    return write(shown, _html_file(out), episodes)
+
+
+def _html_file(out: Path) -> Path:
+    """The file that ``--out`` means."""
+    if out.is_dir():
+        return out / "report.html"
+    return out if out.suffix else out.with_suffix(".html")
 
 
 def write(
@@ -308,7 +315,8 @@ def _command(argv: list[str]) -> int:
         metavar="FILE",
         type=commands.path,
         help="the HTML file to write, which needs nothing else; its plots are written beside it as "
-        "PNG files, too, under names that begin with its own [report.html in RUN_DIR; with several "
+        "PNG files, too, under names that begin with its own. A name without a suffix gets .html, "
+        "and in a folder that exists the file is report.html [report.html in RUN_DIR; with several "
         "runs in the folder report]",
     )
     parser.add_argument(

@@ -550,6 +550,19 @@ def test_the_report_of_several_runs_has_a_folder(tmp_path, monkeypatch, capsys):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "report"]
 
 
+@pytest.mark.parametrize(
+    ("out", "written"),
+    [("rep x", "rep x.html"), ("there", "there/report.html"), ("page.htm", "page.htm")],
+)
+def test_the_file_of_a_report_is_an_html_file(out, written, tmp_path, monkeypatch, capsys):
+    run = str(make_run(tmp_path / "run", rows=3))
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert report.main([run, "--episodes=0", f"--out={out}"]) == 0
+    assert capsys.readouterr().out.endswith(f"wrote {written}\n")
+    assert (tmp_path / written).read_text().startswith("<!doctype html>")
+
+
 def test_a_run_that_was_stopped_has_come_as_far_as_its_summary_says(tmp_path):
     run = past_run.read(make_run(tmp_path / "a"))
     last = run.rows[-1]["iteration"]
