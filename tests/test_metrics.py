@@ -797,6 +797,13 @@ def test_the_final_table_of_several_agents_names_the_worst_and_the_failed():
     assert "training return" not in lines
 
 
+@pytest.mark.parametrize(("agents", "worst"), [(2, False), (3, False), (4, True)])
+def test_the_final_table_names_the_worst_only_where_they_are_not_all(agents, worst):
+    evaluation = summary()["evaluation"] | {"per_agent": [500.0, 490.0, 480.0, 470.0][:agents]}
+    lines = dict(terminal.summary_lines(summary(num_seeds=agents, evaluation=evaluation)))
+    assert ("  worst agents" in lines) == worst
+
+
 def test_a_run_outlives_the_reader_of_its_output():
     read, written = os.pipe()
     os.close(read)

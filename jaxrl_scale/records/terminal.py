@@ -219,9 +219,10 @@ def summary_lines(summary: Summary) -> list[tuple[str, str]]:
             lines.append(("  mean", number(evaluation["mean"])))
             low, high = min(scores.values()), max(scores.values())
             lines.append(("  min, max", f"{number(low)}, {number(high)}"))
-            worst = sorted(scores, key=lambda agent: scores[agent])[:_WORST_AGENTS]
-            named = ", ".join(f"{number(scores[k])} (agent {k})" for k in worst)
-            lines.append(("  worst agents", named))
+            if summary["num_seeds"] > _WORST_AGENTS:
+                worst = sorted(scores, key=lambda agent: scores[agent])[:_WORST_AGENTS]
+                named = ", ".join(f"{number(scores[k])} (agent {k})" for k in worst)
+                lines.append(("  worst agents", named))
         if test := summary.get("test"):
             lines.append(("test return", _evaluated(test)))
         known = (summary.get("eval_normalized"), ""), (summary.get("test_normalized"), " (test)")
