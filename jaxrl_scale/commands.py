@@ -215,12 +215,19 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 class Parser(argparse.ArgumentParser):
     """An argparse parser that abbreviates nothing and raises a `RunError` of one line.
 
-    An option that does not exist is answered with the nearest one, or else with ``elsewhere``.
+    An option that does not exist is answered with what ``explain`` says of its name, with the
+    nearest one, or else with ``elsewhere``.
     """
 
-    def __init__(self, *, elsewhere: str = "--help lists the options", **kwargs: Any):
+    def __init__(
+        self,
+        *,
+        elsewhere: str = "--help lists the options",
+        explain: Callable[[str], str | None] = lambda name: None,
+        **kwargs: Any,
+    ):
         super().__init__(allow_abbrev=False, **{"formatter_class": HelpFormatter, **kwargs})
-        self._elsewhere = elsewhere
+        self._elsewhere, self._explain = elsewhere, explain
 
     def option(self, name: str, metavar: str, help: str, **more: Any) -> None:
         """Add the option ``--name``, as `add_argument` does."""
@@ -248,6 +255,8 @@ class Parser(argparse.ArgumentParser):
     def _unknown(self, text: str) -> str:
         """What is wrong with an argument that the parser does not know."""
         name = text.split("=")[0]
+        if explained := self._explain(name):
+            return explained
         options = re.findall(r"^ +(?:-\w, )?--([\w.]+)", self.format_help(), re.MULTILINE)
         # Compared without what precedes a dot too: --learning_rate finds --algo.learning_rate.
         # NAME stands for any name, so that only what precedes it is compared.

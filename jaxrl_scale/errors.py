@@ -62,6 +62,12 @@ def one_line(text: object) -> str:
     return " ".join(str(text).split())
 
 
+def in_words(names: Sequence[str]) -> str:
+    """``a``, ``a and b``, ``a, b and c``."""
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
+
+
 def closest(name: str, names: Sequence[str], cutoff: float = 0.6) -> str | None:
     """The one of ``names`` that ``name`` probably means: a misspelling, or its initials, as ``lr``
     is for ``learning_rate``. ``None`` where none is closer than ``cutoff`` (0: nothing in common,

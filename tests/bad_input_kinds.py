@@ -183,7 +183,7 @@ def command_line() -> Iterator[Kind]:
         ("--algo=PPO", "did you mean ppo"),
         ("--algo=", "algorithm '' does not exist"),
         ("--algo=td3", "algorithm 'td3' does not exist"),
-        ("--algo=dqn --algo.clip_epsilon=1", "unknown option --algo.clip_epsilon"),
+        ("--algo=dqn --algo.clip_epsilon=1", "--algo.clip_epsilon belongs to ppo; the"),
         ("--algo=dqn --algo.replay_size=0", "algo.replay_size=0 should be at least"),
         ("--algo=dqn --algo.replay_size=7", "replay_size"),
         ("--algo=dqn --env=Pendulum-v1", "discrete"),

@@ -278,6 +278,11 @@ def test_a_config_survives_its_json(kept):
         ),
         (["--batch_size", "8"], "unknown option --batch_size; did you mean --algo.minibatch_size?"),
         (["--lr=1"], "unknown option --lr; did you mean --algo.learning_rate?"),
+        (
+            ["--algo.tau=1"],
+            "--algo.tau belongs to dqn, apex and sac; the algorithm is ppo",
+        ),
+        (["--algo=sac", "--algo.dueling"], "--algo.dueling belongs to dqn and apex; the alg"),
         (["--conf=x.py"], "unknown option --conf; did you mean --config?"),
         (["--zzz"], "unknown option --zzz; --help lists the options"),
         (["-n", "3"], "unknown option -n; --help lists the options"),
@@ -776,6 +781,10 @@ def test_the_repositorys_configs_are_whole(file):
         (
             "from jaxrl_scale import Config\ndef get_config():\n    return Config(gamma=1)",
             "'gamma'; it is a field of the algorithm's Config",
+        ),
+        (
+            "from jaxrl_scale.algos import ppo\ndef get_config():\n    return ppo.Config(tau=1)",
+            "'tau'; it is a field of the Config of dqn, apex and sac",
         ),
         (
             "from jaxrl_scale.algos import ppo\ndef get_config():\n    return ppo.Config(seed=1)",

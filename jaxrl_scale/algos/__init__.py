@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from types import ModuleType
 
@@ -13,6 +14,11 @@ _NAMES = ("ppo", "a2c", "impala", "pqn", "dqn", "apex", "sac")
 def names() -> tuple[str, ...]:
     """The names that `get` knows."""
     return _NAMES
+
+
+def with_option(option: str) -> list[str]:
+    """The names of the algorithms that have an option."""
+    return [n for n in _NAMES if option in {f.name for f in dataclasses.fields(get(n).Config)}]
 
 
 def get(name: str) -> ModuleType:

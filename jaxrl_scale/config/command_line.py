@@ -9,6 +9,7 @@ import os
 import types
 import typing
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +26,7 @@ from jaxrl_scale.errors import (
     NOT_FINITE,
     STOPPED,
     RunError,
+    in_words,
     one_line,
     status_table,
 )
@@ -203,6 +205,7 @@ def _parser(config: Config) -> Parser:
         usage="python -m jaxrl_scale.train [--config=FILE | --resume=RUN_DIR] [--OPTION=VALUE ...]",
         description=_DESCRIPTION,
         epilog=_EPILOG,
+        explain=partial(_of_other_algorithms, config.algo.name),
     )
     parser.add_argument(
         "--config",
@@ -229,6 +232,12 @@ def _parser(config: Config) -> Parser:
     title = f"options of the algorithm, {config.algo.name}"
     _add_options(parser.add_argument_group(title), config.algo, "algo.")
     return parser
+
+
+def _of_other_algorithms(algo: str, name: str) -> str | None:
+    """What is said of an option that this algorithm does not have and others do."""
+    others = algos.with_option(name.removeprefix("--algo.")) if name.startswith("--algo.") else ()
+    return f"{name} belongs to {in_words(others)}; the algorithm is {algo}" if others else None
 
 
 def _add_options(parser: Any, config: Any, prefix: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from jaxrl_scale import algos
 from jaxrl_scale.config import Config, check
 from jaxrl_scale.config.shipped import FOLDER, config_file
-from jaxrl_scale.errors import RunError, closest, nearest, one_line
+from jaxrl_scale.errors import RunError, closest, in_words, nearest, one_line
 from jaxrl_scale.user_code import describe
 
 DICTS = ("env_kwargs", "test_env_kwargs")
@@ -91,8 +91,10 @@ def _nearest_field(name: str) -> str:
     of_run = [f.name for f in dataclasses.fields(Config)]
     if name in of_run:
         return "; it is a field of jaxrl_scale.Config"
-    if name in of_algorithms:
-        return "; it is a field of the algorithm's Config"
+    if owners := algos.with_option(name):
+        of_all = len(owners) == len(algos.names())
+        whose = "the algorithm's Config" if of_all else f"the Config of {in_words(owners)}"
+        return f"; it is a field of {whose}"
     return nearest(name, of_algorithms + of_run)
 
 
