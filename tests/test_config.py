@@ -3,6 +3,7 @@
 import ast
 import inspect
 import json
+import re
 import subprocess
 import sys
 import textwrap
@@ -907,7 +908,8 @@ def test_what_the_result_does_not_depend_on_may_change_on_resume(run):
         (
             "--total_steps=2e6",
             "--total_steps cannot change on --resume: the run has total_steps=1_000_000, on which "
-            "its schedule depends; what can change: target_return, devices, ",
+            "its schedule depends unless the run is started with --algo.lr_schedule=constant; what "
+            "can change: target_return, devices, ",
         ),
         ("--seed=x", "--seed=x should be a whole number"),
         ("--devices=3", "devices=3 divides neither"),
@@ -917,6 +919,14 @@ def test_what_the_result_does_not_depend_on_may_change_on_resume(run):
 )
 def test_what_the_result_depends_on_cannot_change_on_resume(argv, said, run):
     assert refused("--resume", run(), argv).startswith(said)
+
+
+@pytest.mark.parametrize("name", algos.names())
+def test_the_options_that_are_proposed_make_a_run_that_can_become_longer(name, run):
+    said = refused("--resume", run(loaded(f"--algo={name}")), "--total_steps=2e6")
+    proposed = re.search(r"depends unless the run is started with (.*); what can change", said)[1]
+    path = run(loaded(f"--algo={name}", *proposed.split(" and ")))
+    assert loaded("--resume", path, "--total_steps=2e6").total_steps == 2_000_000
 
 
 def test_a_run_without_schedule_may_be_made_longer(run):

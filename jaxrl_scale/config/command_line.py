@@ -160,13 +160,28 @@ def check_resume(config: Config, changes: dict[str, Any], dashes: str = "--") ->
     current = flatten(config)
     for name, value in changes.items():
         if name not in allowed and current[name] != value:
-            budget = name in ("total_steps", "iterations")
+            schedule = ""
+            if name in ("total_steps", "iterations"):
+                constant = without_schedule(config.algo).items()
+                started = [f"{dashes}algo.{k}={written(x)}" for k, x in constant]
+                schedule = ", on which its schedule depends"
+                if started:
+                    schedule += f" unless the run is started with {in_words(started)}"
             raise RunError(
                 f"{dashes}{name} cannot change on {dashes}resume: "
-                f"the run has {name}={written(current[name])}"
-                + (", on which its schedule depends" if budget else "")
-                + f"; what can change: {', '.join(allowed)}"
+                f"the run has {name}={written(current[name])}{schedule}; "
+                f"what can change: {', '.join(allowed)}"
             )
+
+
+def without_schedule(algo: Any) -> dict[str, Any]:
+    """The options that an algorithm should have, in place of its own, so that a longer run begins
+    exactly like a shorter one."""
+    constant = {
+        "lr_schedule": "constant",
+        "epsilon_start": getattr(algo, "epsilon_end", None),
+    }
+    return {k: x for k, x in constant.items() if hasattr(algo, k) and getattr(algo, k) != x}
 
 
 DRY_RUN = "--dry_run"
