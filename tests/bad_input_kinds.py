@@ -389,7 +389,7 @@ def named_environments() -> Iterator[Kind]:
         ("--env=CartPole-v1 --env_kwargs.gravity=NaN", "because it becomes JSON"),
         ("--env=CartPole-v1 --env_kwargs.gravity=[1]", "gravity=[1] should be a number"),
         ("--env=CartPole-v1 --env_kwargs.sutton_barto_reward=1", "should be true or false"),
-        ("--env=CartPole-v1 --env_kwargs.kinematics_integrator=rk4", "not 'rk4'"),
+        ("--env=CartPole-v1 --env_kwargs.kinematics_integrator=rk4", "should be 'euler'"),
         ("--env=CartPole-v1 --test_env_kwargs.g=9.8", "its parameters: gravity"),
         ("--env=LunarLander-v3 --env_kwargs.wind=1", "its parameters: "),
         ("--network=mpl", "did you mean mlp"),
