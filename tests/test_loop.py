@@ -242,7 +242,8 @@ def test_the_loop_ends_when_no_agent_is_finite_any_more(tmp_path, capsys):
     assert saved(run) == [2, 4]
     assert capsys.readouterr().err == (
         "error: the loss of all 2 agents is no longer finite at iteration 5; last good checkpoint: "
-        f"{run.path}/checkpoints/4; a smaller --algo.learning_rate may help\n"
+        f"{run.path}/checkpoints/4; a smaller --algo.learning_rate may "
+        "help, or the environment returns NaN\n"
     )
 
 

@@ -257,6 +257,6 @@ class Log:
             print(
                 f"error: {whose} is no longer finite at iteration {self.iteration}; last good "
                 f"checkpoint: {last or 'none was saved yet'}; "
-                "a smaller --algo.learning_rate may help",
+                "a smaller --algo.learning_rate may help, or the environment returns NaN",
                 file=sys.stderr,
             )
