@@ -917,7 +917,7 @@ def saved(run_dir, runner):
         (
             {"algo.gamma": "0.9,1", "seeds": 1, "rungs": 0, "perturb_every": 1, "agents": 64}
             | {"seed": 2**31 - 80},
-            "the fresh ones would reach 2147483663, and the largest is 2147483647",
+            "seed=2147483568 is too large: the seeds of the search and the fresh ones would reac",
         ),
         (
             {"algo.gamma": "0.9,1", "seeds": 1, "rungs": 0, "perturb_every": 10**6},
