@@ -31,6 +31,7 @@ from jaxrl_scale.parallel.machine import free_port
 from jaxrl_scale.records.checkpoint import restore
 from jaxrl_scale.search import model, orders, plan, population, results, rungs, space
 from jaxrl_scale.search.orders import Order
+from jaxrl_scale.search.page import page
 from jaxrl_scale.search.results import Outcome
 from jaxrl_scale.search.schedulers import Trained, train_population
 from jaxrl_scale.search.space import Range
@@ -506,6 +507,23 @@ def test_the_best_setting_is_judged_on_fresh_seeds(tmp_path, capsys, ours, said)
     assert ["1", "0.002", "1 (1 to 1)", "1", "0"] in rows
     assert ["algo.learning_rate", "0.0003", "0.002"] in rows
     assert page.count('src="data:image/png;base64,iVBOR') == 3
+
+
+def page_of(found, settings):
+    """sweep.html of a search for the learning rate."""
+    ranges = [Range("algo.learning_rate", "log", (1e-4, 1e-2))]
+    ranks = results.ranked(found)
+    best = ranks[0].setting
+    return page([], Config(), ranges, settings, found, ranks, best, b"")
+
+
+def test_the_page_says_how_many_seeds_each_setting_has():
+    settings = [{"algo.learning_rate": rate} for rate in (1e-3, 2e-3, 3e-3)]
+    curve = [(100.0, 1.0)]
+    population = [Outcome(k, k, 0, float(k), curve, "round0", k) for k in range(3)]
+    assert "each setting has 1 seed<" in page_of(population, settings)
+    both = [one._replace(seed=seed) for one in population for seed in (7, 8)]
+    assert "each setting has 2 seeds<" in page_of(both, settings)
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,7 +37,7 @@ def page(
       best: the setting that is written as a config.
       marginals: the picture of `plots.draw`.
     """
-    seeds, options = len({one.seed for one in found}), flatten(base)
+    seeds, options = seeds_of_each(found), flatten(base)
     return render(
         "sweep.html",
         title=f"A search of {len(settings)} settings",
@@ -57,6 +58,11 @@ def page(
             if options[name] != value
         ],
     )
+
+
+def seeds_of_each(found: Sequence[Outcome]) -> int:
+    """How many seeds a setting has. Those of a population have one each, and each another."""
+    return max(Counter(one.setting for one in found).values())
 
 
 def _brief(value: Any) -> str:
