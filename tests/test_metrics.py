@@ -544,6 +544,24 @@ def test_a_sweep_is_one_group_at_wandb_and_is_logged_once(tmp_path, capfd, monke
     assert not (tmp_path / "other").exists()
 
 
+def test_a_shell_takes_the_command_that_uploads_runs_as_it_is_printed(tmp_path):
+    folder = tmp_path / "ppo ü; it's 'mine' $HOME" / "wandb"
+    names = ["offline-run-1", "offline-run-2"]
+    for name in names:
+        (folder / name).mkdir(parents=True)
+
+    def taken(command):
+        """The words that the program gets from a shell."""
+        wandb = 'wandb() { printf "%s\\n" "$@"; }'
+        shell = ["bash", "-c", f"{wandb}; {command}"]
+        return subprocess.run(shell, capture_output=True, text=True, check=True).stdout.splitlines()
+
+    one = wandb_log.sync_command(folder / names[0])
+    assert taken(one) == ["sync", str(folder / names[0])]
+    every = wandb_log.sync_command(folder, "*")
+    assert taken(every) == ["sync", *(str(folder / name) for name in names)]
+
+
 def test_wandb_offline_holds_the_rows_and_a_resumed_run_keeps_its_id(run, capfd, monkeypatch):
     config = dataclasses.replace(QUIET, wandb="offline", seed=7)
     said = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import secrets
+import shlex
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -120,8 +121,7 @@ class WandbSink:
         wandb_run.define_metric("*", step_metric="env_steps")
         self._run.write_json("wandb.json", {"id": wandb_run.id})
         offline = mode == "offline"
-        folder = short(Path(wandb_run.dir).parent)
-        self.place = f"wandb sync {folder}" if offline else wandb_run.url
+        self.place = sync_command(Path(wandb_run.dir).parent) if offline else wandb_run.url
         if self._repeated:
             self._say(
                 f"wandb: run {wandb_run.id} goes on; it keeps the rows logged after the "
@@ -155,6 +155,17 @@ def reachable(wandb: Any, mode: str, say: Callable[[str], None]) -> str:
     if mode == "online":
         say(f"wandb: offline, for {why}")
     return "offline"
+
+
+def sync_command(folder: Path, pattern: str = "") -> str:
+    """What uploads an offline run, typed into a shell.
+
+    Args:
+      folder: that of the run, or one that holds several.
+      pattern: the names of the runs in it, which the shell finds.
+    """
+    quoted = shlex.quote(f"{short(folder)}/" if pattern else short(folder))
+    return f"wandb sync {quoted}{pattern}"
 
 
 def quiet(wandb: Any) -> Any:
