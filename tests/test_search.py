@@ -935,7 +935,8 @@ def saved(run_dir, runner):
         (
             {"algo.gamma": "0.9,1", "seeds": 1, "rungs": 0, "perturb_every": 1, "agents": 64}
             | {"seed": 2**31 - 80},
-            "seed=2147483568 is too large: the seeds of the search and the fresh ones would reac",
+            "seed=2147483568 is too large: the seeds of the search and the fresh ones would reach "
+            "2147483663, and the largest is 2147483647",
         ),
         (
             {"algo.gamma": "0.9,1", "seeds": 1, "rungs": 0, "perturb_every": 10**6},
@@ -974,6 +975,7 @@ def saved(run_dir, runner):
             },
             "--perturb_every=5 should be a multiple of restart_every=10 for gymnasium:CartPole-v1,",
         ),
+        ({"algo.gamma": "0.9,1", "num_seeds": 5}, "a sweep has no --num_seeds; give --seeds=5, "),
         ({"algo.gamma": "0.9,1", "task": 1}, "--task=1 should be below 1, the chunks"),
         (
             {"algo.gamma": "0.9,1", "draw": "tpe", "rungs": 1},
