@@ -68,6 +68,16 @@ def in_words(names: Sequence[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
+def how_many(number: int, one: str, several: str | None = None) -> str:
+    """A number of things: ``1 seed``, ``1,024 seeds``, ``2 processes``.
+
+    Args:
+      one: what it is called where there is one.
+      several: where there are others; default: with an ``s``.
+    """
+    return f"{number:,} {one if number == 1 else several or one + 's'}"
+
+
 def closest(name: str, names: Sequence[str], cutoff: float = 0.6) -> str | None:
     """The one of ``names`` that ``name`` probably means: a misspelling, or its initials, as ``lr``
     is for ``learning_rate``. ``None`` where none is closer than ``cutoff`` (0: nothing in common,

@@ -22,7 +22,7 @@ from typing import Any
 
 from jaxrl_scale import commands
 from jaxrl_scale.config import files
-from jaxrl_scale.errors import RunError
+from jaxrl_scale.errors import RunError, how_many
 from jaxrl_scale.figures.video import check_video, write_video
 from jaxrl_scale.loop.agent import load
 from jaxrl_scale.loop.prepare import jax_settings_restored
@@ -106,7 +106,7 @@ def evaluate(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
         with commands.working("playing and drawing the video"):
             frames = agent.record(greedy=greedy, games=args.games)
             write_video(args.video, frames)
-    episodes = f"{args.episodes} episodes{' of each agent' * (len(agents) > 1)}"
+    episodes = how_many(args.episodes, "episode") + " of each agent" * (len(agents) > 1)
     with commands.working(f"playing {episodes}{' in real Gymnasium' * args.gymnasium}"):
         if args.gymnasium:
             returns = agent.evaluate_in_gymnasium(args.episodes, greedy, agents)
@@ -134,7 +134,7 @@ def describe(result: dict[str, Any], frames: int = 0) -> str:
     """The result in words."""
     scores = [score for score in result["per_agent"] if score is not None]
     where = "real Gymnasium" if result["where"] == "gymnasium" else "jaxrl_scale"
-    episodes = f"{result['episodes']} episodes"
+    episodes = how_many(result["episodes"], "episode")
     over = f"{len(scores)} agents with {episodes} each" if len(scores) > 1 else episodes
     lines = [
         f"{result['env']} in {where}, {'greedy' if result['greedy'] else 'sampled'} actions, "
@@ -149,9 +149,10 @@ def describe(result: dict[str, Any], frames: int = 0) -> str:
         )
     if result["failed"]:
         failed = ", ".join(map(str, result["failed"]))
-        lines.append(f"left out, because their loss or their return is not finite: agents {failed}")
+        agents = "agent" if len(result["failed"]) == 1 else "agents"
+        lines.append(f"left out, as the loss or the return is not finite: {agents} {failed}")
     if "video" in result:
-        lines.append(f"wrote {result['video']} ({frames} frames)")
+        lines.append(f"wrote {result['video']} ({how_many(frames, 'frame')})")
     return "\n".join(lines)
 
 

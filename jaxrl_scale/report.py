@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxrl_scale import commands
-from jaxrl_scale.errors import RunError, one_line
+from jaxrl_scale.errors import RunError, how_many, one_line
 from jaxrl_scale.figures.pages import actions, render
 from jaxrl_scale.figures.report_plots import (
     Drawn,
@@ -84,7 +84,7 @@ def episode(one: Drawn) -> Episode:
         reason = one_line(f"{type(error).__name__}: {error}")
         return Episode(one.label, b"", f"the episode could not be recorded ({reason})")
     kind = "greedy" if run.config.eval_greedy else "sampled actions"
-    text = f"{len(frames) - 1:,} steps, {kind}, after iteration {agent.iteration:,}"
+    text = f"{how_many(len(frames) - 1, 'step')}, {kind}, after iteration {agent.iteration:,}"
     if run.config.num_seeds > 1:
         text += f", seed {run.config.seed}"
     return Episode(one.label, gif, text + f"; every {every}. frame" * (every > 1))

@@ -46,6 +46,7 @@ from jaxrl_scale.errors import (
     MISTAKE,
     UNFINISHED,
     RunError,
+    how_many,
     status_table,
 )
 from jaxrl_scale.options import largest_divisor
@@ -96,7 +97,7 @@ def plan(args: argparse.Namespace, options: Sequence[str]) -> list[Point]:
             fitting = largest_divisor(config.num_shards, everywhere)
             raise RunError(
                 f"{everywhere} processes divide neither num_shards={config.num_shards} nor "
-                f"num_seeds={config.num_seeds}; try {fitting} processes"
+                f"num_seeds={config.num_seeds}; try {how_many(fitting, 'process', 'processes')}"
             )
         workers = everywhere * (wanted or (1 if gpus else threads) or 1)
         total = envs * workers if mode == "weak" else envs
@@ -428,8 +429,10 @@ def _command(argv: list[str]) -> int:
 def told(unfinished: int) -> int:
     """Say how many runs did not end well; returns the exit status."""
     if unfinished:
-        runs = "1 run" if unfinished == 1 else f"{unfinished} runs"
-        print(f"error: {runs} did not end well; the same command tries again", file=sys.stderr)
+        print(
+            f"error: {how_many(unfinished, 'run')} did not end well; the same command tries again",
+            file=sys.stderr,
+        )
     return UNFINISHED if unfinished else FINISHED
 
 

@@ -29,6 +29,7 @@ from jaxrl_scale.errors import (
     MISTAKE,
     STOPPED,
     RunError,
+    how_many,
     status_table,
 )
 from jaxrl_scale.loop import prepare
@@ -83,7 +84,7 @@ def train_chunk(
     should. False where a signal stopped it."""
     path = folder / chunk.name
     count = len(chunk.settings)
-    print(f"[{position}] {count} agent{'s' * (count > 1)}", flush=True)
+    print(f"[{position}] {how_many(count, 'agent')}", flush=True)
     if finished(path, chunk.until):
         print("trained before", flush=True)
         return True
@@ -245,17 +246,19 @@ def _told(
         low, high = map(number, ci95)
         holds = "holds up" if ci95[0] > 0 else "does not hold up"
         verdict = f"the difference is {number(gained)} (95 % interval {low} to {high}): it {holds}"
+    after = how_many(every, "iteration") if every > 1 else "iteration"
     changed = (
-        f" at the end; before, it changed every {every} iterations as schedule.csv says, and so it "
+        f" at the end; before, it changed every {after} as schedule.csv says, and so it "
         "did on fresh seeds."
     )
     searched, count = ranks[place], len({one.seed for one in fresh})
     ours, theirs = (number(statistics.score(x)) for x in (winner, start))
+    of_all, seeds = how_many(len(settings), "setting"), how_many(count, "fresh seed")
     return [
-        f"The best of {len(settings)} settings: {shown(settings[best])}{changed if every else ''}",
+        f"The best of {of_all}: {shown(settings[best])}{changed if every else ''}",
         f"Its return in the search: {number(searched.iqm)} ({_seeds(searched)}), rank {place + 1}.",
         *_finals(finalists),
-        f"On {count} fresh seeds: {ours}, and {theirs} with the starting config; {verdict}.",
+        f"On {seeds}: {ours}, and {theirs} with the starting config; {verdict}.",
     ]
 
 
@@ -275,7 +278,7 @@ def _finals(finalists: Sequence[Ranked]) -> list[str]:
 
 def _seeds(one: Ranked) -> str:
     count = len(one.scores)
-    return f"IQM over {count} seed{'s' * (count > 1)}"
+    return f"IQM over {how_many(count, 'seed')}"
 
 
 def _compared(fresh: Sequence[Outcome]) -> list[Any]:
@@ -415,7 +418,7 @@ def _command(argv: list[str]) -> int:
     if shards % processes:
         raise RunError(
             f"{processes} processes do not divide num_shards={shards}; "
-            f"try {largest_divisor(shards, processes)} processes"
+            f"try {how_many(largest_divisor(shards, processes), 'process', 'processes')}"
         )
     hosts = join(cluster, launch)
     with hosts.end_together(), jax_settings_restored():
@@ -522,8 +525,8 @@ def _search(
     args, base, ranges, settings, plan = asked
     count = args.agents // args.seeds if args.draw == "tpe" else len(settings)
     print(
-        f"{count} settings with {args.seeds} seed{'s' * (args.seeds > 1)} each, "
-        + ("in batches" if args.draw == "tpe" else f"{len(parts)} chunk{'s' * (len(parts) > 1)}")
+        f"{how_many(count, 'setting')} with {how_many(args.seeds, 'seed')} each, "
+        + ("in batches" if args.draw == "tpe" else how_many(len(parts), "chunk"))
         + f"; in {short(args.run_dir)}",
         flush=True,
     )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxrl_scale import commands, envs
 from jaxrl_scale.config import Config, Launch, command_line, files
-from jaxrl_scale.errors import FINISHED, RunError
+from jaxrl_scale.errors import FINISHED, RunError, how_many
 from jaxrl_scale.learning import torsos
 from jaxrl_scale.loop import origin, protocol
 from jaxrl_scale.loop.agent import Agent, load
@@ -214,7 +214,7 @@ def loop(
         iteration, saved_state, counts = found or (0, None, {})
         if iteration > last:
             steps = iteration * config.steps_per_iteration
-            made = f"{iteration} iterations ({steps:,} steps)"
+            made = f"{how_many(iteration, 'iteration')} ({how_many(steps, 'step')})"
             raise RunError(f"this run has made {made} and cannot go back to {last}")
         log.restore(iteration, counts)
         facts = runner.facts() | ({"init_from": begun.record} if begun.record else {})

@@ -238,7 +238,7 @@ def test_the_standard_error_is_of_agents_where_several_play(tmp_path, capfd, mon
     agent.failed = [1]
     _, out, _ = command(tmp_path, capfd=capfd)
     assert "mean return 0.0 ± 0.0 (standard error over 128 episodes)" in out
-    assert out.endswith("left out, because their loss or their return is not finite: agents 1\n")
+    assert out.endswith("left out, as the loss or the return is not finite: agent 1\n")
     one = in_json(tmp_path, "--agents=1", capfd=capfd)
     assert (one["mean"], one["standard_error"], one["failed"]) == (None, None, [1])
 
@@ -339,7 +339,7 @@ def test_evaluating_and_recording_leave_an_agents_memory_as_it_was():
     agent.reset()
     agent.record()
     np.testing.assert_array_equal(agent.act(obs), first)
-    with pytest.raises(RunError, match="remembers 1 episodes, and this is a batch of 3; agent"):
+    with pytest.raises(RunError, match="remembers 1 episode, and this is a batch of 3; agent"):
         agent.act(np.stack([obs] * 3))
     agent.reset()
     assert agent.act(np.stack([obs] * 3)).shape == (3, 1)

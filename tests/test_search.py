@@ -24,7 +24,7 @@ from running import differing, runner_of, steps
 from jaxrl_scale import sweep
 from jaxrl_scale.algos import a2c, ppo
 from jaxrl_scale.config import Config, check, files
-from jaxrl_scale.errors import RunError
+from jaxrl_scale.errors import RunError, how_many
 from jaxrl_scale.loop.stop import StopRequest
 from jaxrl_scale.parallel.hosts import Hosts
 from jaxrl_scale.parallel.machine import free_port
@@ -507,6 +507,12 @@ def test_the_best_setting_is_judged_on_fresh_seeds(tmp_path, capsys, ours, said)
     assert ["1", "0.002", "1 (1 to 1)", "1", "0"] in rows
     assert ["algo.learning_rate", "0.0003", "0.002"] in rows
     assert page.count('src="data:image/png;base64,iVBOR') == 3
+
+
+def test_things_are_counted_in_words_that_agree():
+    told = [how_many(n, "process", "processes") for n in (0, 1, 1024)]
+    assert told == ["0 processes", "1 process", "1,024 processes"]
+    assert (how_many(1, "seed"), how_many(2, "seed")) == ("1 seed", "2 seeds")
 
 
 def page_of(found, settings):

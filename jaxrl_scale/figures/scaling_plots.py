@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxrl_scale.config import Config
+from jaxrl_scale.errors import how_many
 from jaxrl_scale.figures.pages import actions, markdown_table
 from jaxrl_scale.figures.plot_style import COLORS, INK, MARKERS, PALE, dress, new_figure, png
 from jaxrl_scale.records.terminal import compact, duration, number
@@ -29,10 +30,11 @@ def markdown(study: dict[str, Any], series: Sequence[Compared], configs: Sequenc
     of all runs."""
     machine = study["machine"]
     known = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    cores = how_many(machine["cores"], "core")
     lines = [
         f"# Scaling of {study['config']}",
         "",
-        f"{machine['processor']}, {machine['cores']} cores; {known}; {machine['date']}.",
+        f"{machine['processor']}, {cores}; {known}; {machine['date']}.",
         "",
         "```",
         *study["commands"],
@@ -82,9 +84,7 @@ def title(compared: Compared) -> str:
     if len({_machine(result) for result in compared}) == 1 < len(compared):
         return "More environments"
     weak, envs = compared[0]["mode"] == "weak", compared[0]["base_envs"]
-    kind = (
-        f"Weak scaling, {envs:,} environments" if weak else f"Strong scaling, {envs:,} environments"
-    )
+    kind = f"{'Weak' if weak else 'Strong'} scaling, {how_many(envs, 'environment')}"
     return kind + " a device" * weak
 
 
@@ -95,7 +95,7 @@ def labels(compared: Compared) -> list[str]:
     names = []
     for result in compared:
         parts = [_machine_label(result)] if len(machines) > 1 or len(totals) == 1 else []
-        parts += [f"{result['num_envs']:,} environments"] if len(totals) > 1 else []
+        parts += [how_many(result["num_envs"], "environment")] if len(totals) > 1 else []
         names.append(", ".join(parts))
     return names
 
@@ -106,11 +106,11 @@ def _machine(result: dict[str, Any]) -> tuple[Any, ...]:
 
 def _machine_label(result: dict[str, Any]) -> str:
     """``2 nodes × 1 process × 4 cores``"""
-    kinds = (("nodes", "node", "s"), ("processes", "process", "es"), ("threads", "core", "s"))
-    counts = [(result[key], one, more) for key, one, more in kinds if result[key]]
-    text = " × ".join(f"{n} {one}{more * (n > 1)}" for n, one, more in counts)
+    kinds = {"nodes": ("node",), "processes": ("process", "processes"), "threads": ("core",)}
+    known = ((result[key], words) for key, words in kinds.items() if result[key])
+    text = " × ".join(how_many(count, *words) for count, words in known)
     if result["devices"] not in (None, result["threads"]):
-        text += f" × {result['devices']} device{'s' * (result['devices'] > 1)}"
+        text += f" × {how_many(result['devices'], 'device')}"
     return text
 
 

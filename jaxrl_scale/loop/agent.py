@@ -18,7 +18,7 @@ import numpy as np
 from jaxrl_scale import envs
 from jaxrl_scale.config import Config, files
 from jaxrl_scale.envs.draw import side_by_side
-from jaxrl_scale.errors import RunError
+from jaxrl_scale.errors import RunError, how_many
 from jaxrl_scale.loop import host_rollout, rollout
 from jaxrl_scale.loop.evaluator import LONGEST_EPISODE, make_evaluator
 from jaxrl_scale.loop.host_runner import HostRunner
@@ -110,7 +110,7 @@ class Agent:
         remembers = [len(x) for x in jax.tree.leaves(self._carry)]
         if remembers and remembers[0] != len(batch):
             raise RunError(
-                f"the agent remembers {remembers[0]} episodes, and this is a batch of "
+                f"the agent remembers {how_many(remembers[0], 'episode')}, and this is a batch of "
                 f"{len(batch)}; agent.reset() makes it forget them"
             )
         first = np.zeros(len(batch), bool) if is_first is None else np.asarray(is_first)

@@ -15,7 +15,7 @@ from rich.filesize import decimal
 
 from jaxrl_scale import algos
 from jaxrl_scale.config import Config
-from jaxrl_scale.errors import RunError
+from jaxrl_scale.errors import RunError, how_many
 from jaxrl_scale.loop import host_rollout, rollout, state
 from jaxrl_scale.loop.evaluator import make_evaluators, play_all
 from jaxrl_scale.loop.host_rollout import Games, Gathered, Stage
@@ -329,7 +329,8 @@ class HostRunner:
     def _repeat(self, games: Games, since: int, say: Callable[[str], None]) -> None:
         """Step the environments as they were stepped since the restart."""
         groups, number = self._stage.groups, self._index.size
-        say(f"repeating {since * number:,} steps of the environments, whose state cannot be saved")
+        steps = how_many(since * number, "step")
+        say(f"repeating {steps} of the environments, whose state cannot be saved")
         for t in range(since):
             for k, group in enumerate(groups):
                 self._stage.send(k, games.actions[:, :, group, t])
@@ -338,7 +339,7 @@ class HostRunner:
         if obs.tobytes() != games.obs.tobytes():
             facts = ", ".join(f"{name} {value}" for name, value in self.env.facts().items())
             raise RunError(
-                f"{self.env.spec.id} cannot be resumed: it has repeated the {since} steps since "
+                f"{self.env.spec.id} cannot be resumed: it has repeated the steps since "
                 "its last restart and looks otherwise than when it was saved; run.json says with "
                 f"which versions the run was started, here are {facts}"
             )
@@ -353,7 +354,7 @@ class HostRunner:
         """For people: ``1 cpu device with 4 shards each, exact sums, simulators with 2 threads, a
         state of 31.4 kB``."""
         size, threads = decimal(num_bytes(self._placed_shapes)), self.placement.num_threads
-        simulators = f"simulators with {threads} thread{'s' * (threads > 1)}"
+        simulators = f"simulators with {how_many(threads, 'thread')}"
         return f"{self.placement.describe()}, {simulators}, a state of {size}"
 
     def facts(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from jaxrl_scale import NO_LOOP_KERNELS
 from jaxrl_scale.config import Config
-from jaxrl_scale.errors import RunError
+from jaxrl_scale.errors import RunError, how_many
 from jaxrl_scale.learning import products
 from jaxrl_scale.options import largest_divisor
 from jaxrl_scale.parallel.hosts import Hosts
@@ -205,7 +205,7 @@ def place(config: Config, devices: list[jax.Device], cores: int = 1) -> Placemen
         raise RunError(
             f"{processes} processes divide neither num_shards={config.num_shards} nor "
             f"num_seeds={config.num_seeds}; "
-            f"try {largest_divisor(config.num_shards, processes)} processes"
+            f"try {how_many(largest_divisor(config.num_shards, processes), 'process', 'processes')}"
         )
     if config.portable:
         check_portable(devices[0].platform)

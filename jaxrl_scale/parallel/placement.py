@@ -19,7 +19,7 @@ import numpy as np
 from jax.extend.mlir.passmanager import PassManager
 from rich.filesize import decimal
 
-from jaxrl_scale.errors import TAKE_LESS, RunError
+from jaxrl_scale.errors import TAKE_LESS, RunError, how_many
 from jaxrl_scale.learning import products
 from jaxrl_scale.parallel.machine import free_memory, unheard
 from jaxrl_scale.parallel.sums import (
@@ -118,12 +118,11 @@ class Placement:
         """For people: ``2 cpu devices with 4 shards each, exact sums``."""
         whole_agents = self.by_agents and self.num_agents > 1
         held = (self.num_agents if whole_agents else self.num_shards) // self.num_devices
-        what = "agents" if whole_agents else "shards"
+        each = how_many(held, "agent" if whole_agents else "shard")
         idle = f", {self.idle} idle" if self.idle else ""
-        here = len(self.at_hand)
-        kind = f"{self.devices[0].platform} device" + "s" * (here > 1)
+        here = how_many(len(self.at_hand), f"{self.devices[0].platform} device")
         several = f"{self.num_processes} processes of " if self.num_processes > 1 else ""
-        return f"{several}{here} {kind} with {held} {what} each{idle}, {self.reduction} sums"
+        return f"{several}{here} with {each} each{idle}, {self.reduction} sums"
 
     @property
     def reduction(self) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxrl_scale.config import Config
 from jaxrl_scale.config.files import to_json
-from jaxrl_scale.errors import FINISHED, NOT_FINITE, STOPPED, RunError
+from jaxrl_scale.errors import FINISHED, NOT_FINITE, STOPPED, RunError, how_many
 from jaxrl_scale.parallel.hosts import Hosts
 from jaxrl_scale.parallel.machine import Memory
 from jaxrl_scale.records import notebook
@@ -110,10 +110,10 @@ class Log:
           warnings: lines to print.
         """
         config, run, iteration = self._config, self._run, self.iteration
-        iterations = f"{config.num_iterations:,} iteration" + "s" * (config.num_iterations > 1)
+        iterations = how_many(config.num_iterations, "iteration")
         self._terminal.start(
             f"{run.name}: {config.env}, {config.algo.name}, {iterations} "
-            f"of {config.steps_per_iteration:,} steps, {runs_on}; in {run.path}"
+            f"of {how_many(config.steps_per_iteration, 'step')}, {runs_on}; in {run.path}"
             + (f", resumed at iteration {iteration}" if resumed else ""),
             iteration,
         )

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Protocol, TextIO
 
 from jaxrl_scale.config import Config
+from jaxrl_scale.errors import how_many
 from jaxrl_scale.records.rows import Evaluation, Row, Summary, centre
 
 _PLAIN_LINES = 20
@@ -254,7 +255,7 @@ def _evaluated(evaluation: Evaluation) -> str:
     several = len(evaluation["per_agent"]) > 1
     low, high = map(number, evaluation["ci95"])
     kind, whose = ("IQM, ", " of each agent") if several else ("", "")
-    episodes = f"{evaluation['episodes']:,} episodes{whose}"
+    episodes = how_many(evaluation["episodes"], "episode") + whose
     return f"{number(centre(evaluation))}  ({kind}95% interval {low} to {high}; {episodes})"
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from jaxrl_scale.config import Config
 from jaxrl_scale.config.command_line import written
 from jaxrl_scale.config.files import flatten
+from jaxrl_scale.errors import how_many
 from jaxrl_scale.figures.pages import render
 from jaxrl_scale.records.terminal import number
 from jaxrl_scale.search import plots
@@ -40,9 +41,9 @@ def page(
     seeds, options = seeds_of_each(found), flatten(base)
     return render(
         "sweep.html",
-        title=f"A search of {len(settings)} settings",
+        title=f"A search of {how_many(len(settings), 'setting')}",
         subtitle=f"{base.algo.name.upper()} on {base.env}; each setting has "
-        f"{seeds} seed{'s' * (seeds > 1)}",
+        f"{how_many(seeds, 'seed')}",
         lines=lines,
         marginals=marginals,
         together=plots.parallel(ranges, settings, ranks, best),

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxrl_scale.config import Config
+from jaxrl_scale.errors import how_many
 from jaxrl_scale.records.run_directory import read_object, write_json
 from jaxrl_scale.search import model, population, results, rungs, space
 from jaxrl_scale.search.plan import Chunk, Plan, Start, chunk_of, configs_of
@@ -58,7 +59,9 @@ def train_rungs(
         if rung < last:
             compared = [one for one in found if one.rung == rung]
             kept, of = rungs.surviving(compared, factor), sum(map(len, parts))
-            print(f"rung {rung + 1} of {last}: {len(kept)} of {of} settings go on", flush=True)
+            go = "goes" if len(kept) == 1 else "go"
+            of_all = f"{len(kept)} of {how_many(of, 'setting')} {go} on"
+            print(f"rung {rung + 1} of {last}: {of_all}", flush=True)
             before, parts = chunks, _side_by_side(folder / f"rung{rung + 1}.json", plan, kept)
     return Trained(found, list(settings), [[setting] for setting in settings])
 

@@ -11,7 +11,8 @@ import numpy as np
 
 from jaxrl_scale.config import Config, command_line
 from jaxrl_scale.config.files import flatten
-from jaxrl_scale.records.run_directory import plain, read_object, short, write_json
+from jaxrl_scale.errors import how_many
+from jaxrl_scale.records.run_directory import plain, read_object, write_json
 from jaxrl_scale.records.wandb_log import project_of, quiet, reachable, reason, sync_command
 from jaxrl_scale.search.results import Outcome, Ranked, iqm_curve
 from jaxrl_scale.search.space import Setting
@@ -78,4 +79,4 @@ def _log_all(
         )
         run.finish()
     where = sync_command(folder / "wandb", "*") if mode == "offline" else f"group {group}"
-    print(f"wandb: {len(ranks)} runs; {where}")
+    print(f"wandb: {how_many(len(ranks), 'run')}; {where}")
