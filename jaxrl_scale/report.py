@@ -38,7 +38,7 @@ from jaxrl_scale.records import past_run
 from jaxrl_scale.records.past_run import PastRun
 from jaxrl_scale.records.rows import centre
 from jaxrl_scale.records.run_directory import io_errors, short
-from jaxrl_scale.records.terminal import compact, duration, number
+from jaxrl_scale.records.terminal import between, compact, duration, number
 
 EPISODE_BYTES = 2_000_000
 NONE = "–"
@@ -138,10 +138,11 @@ def page(
 def _tiles(run: PastRun) -> list[Cell]:
     """The most important numbers of a run."""
     result, evaluation = run.result, _evaluation(run)
-    within = f"95 % interval {evaluation.small}" if evaluation.small else "none yet"
+    within = f" (95 % interval {evaluation.small})" if evaluation.small else ""
+    within = " (none yet)" if evaluation.text == NONE else within
     compiling = duration(result["compile_seconds"])
     tiles = [
-        Cell(evaluation.text, f"evaluation return ({within})"),
+        Cell(evaluation.text, f"evaluation return{within}"),
         Cell(number(result["return_100"]), "training return, last 100 episodes"),
         Cell(compact(result["steps_per_second"]), "environment steps a second"),
         Cell(duration(result["wall_seconds"]), f"wall time, of which compiling {compiling}"),
@@ -194,8 +195,7 @@ def _evaluation(run: PastRun, name: str = "evaluation") -> Cell:
     found = run.result.get(name)
     if not found:
         return Cell(NONE)
-    low, high = found["ci95"]
-    return Cell(number(centre(found)), f"{number(low)} to {number(high)}")
+    return Cell(number(centre(found)), between(found["ci95"]))
 
 
 def _normalized(run: PastRun, name: str) -> Cell:

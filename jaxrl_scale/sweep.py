@@ -242,6 +242,8 @@ def _told(
     gained, ci95 = found["difference"], found["difference_ci95"]
     if gained is None:
         verdict = "an agent failed, so that the two cannot be compared"
+    elif ci95 is None:
+        verdict = "one seed cannot tell whether the difference holds up"
     else:
         low, high = map(number, ci95)
         holds = "holds up" if ci95[0] > 0 else "does not hold up"

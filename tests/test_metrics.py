@@ -801,6 +801,12 @@ def test_the_final_table_of_one_agent():
     ]
 
 
+def test_the_evaluation_of_one_episode_has_no_interval():
+    evaluation = summary()["evaluation"] | {"ci95": (None, None), "episodes": 1}
+    lines = dict(terminal.summary_lines(summary(evaluation=evaluation)))
+    assert lines["evaluation return"] == "490.2  (1 episode)"
+
+
 def test_the_final_table_of_several_agents_names_the_worst_and_the_failed():
     evaluation = summary()["evaluation"] | {"per_agent": [500.0, 200.5, None, 490.0, 480.0]}
     result = summary(

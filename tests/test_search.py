@@ -464,6 +464,7 @@ def test_who_has_ended_no_episode_counts_as_the_worst_and_has_no_score_in_a_tabl
     [
         ((9.0, 9.5, 9.2), "it holds up."),
         ((9.0, -9.0, 0.0), "it does not hold up."),
+        ((9.0,), "On 1 fresh seed: 9, and 0.1 with the starting config; one seed cannot tell "),
         ((9.0, None, 9.0), "an agent failed, so that the two cannot be compared."),
     ],
 )
@@ -475,7 +476,7 @@ def test_the_best_setting_is_judged_on_fresh_seeds(tmp_path, capsys, ours, said)
     found = [Outcome(k, 0, k, float(k), curve, "chunk0", k) for k in (0, 1)]
     fresh = [
         Outcome(k, 1 + seed, 0, score, curve, f"fresh{k}", seed)
-        for k, scores in enumerate(((0.1, 0.2, 0.3), ours))
+        for k, scores in enumerate(((0.1, 0.2, 0.3)[: len(ours)], ours))
         for seed, score in enumerate(scores)
     ]
     ranks = results.ranked(found)
@@ -504,7 +505,7 @@ def test_the_best_setting_is_judged_on_fresh_seeds(tmp_path, capsys, ours, said)
     page = (tmp_path / "sweep.html").read_text()
     assert said in page
     rows = [re.findall(r"<td>(.*?)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", page)]
-    assert ["1", "0.002", "1 (1 to 1)", "1", "0"] in rows
+    assert ["1", "0.002", "1", "1", "0"] in rows
     assert ["algo.learning_rate", "0.0003", "0.002"] in rows
     assert page.count('src="data:image/png;base64,iVBOR') == 3
 

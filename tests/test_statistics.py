@@ -48,8 +48,10 @@ def test_the_interval_is_scipys_but_for_its_draws():
     assert statistics.interval(NORMAL) == wanted
 
 
-def test_the_interval_of_one_number_is_a_point_and_of_none_is_none():
-    assert statistics.interval(np.array([7.0])) == (7.0, 7.0)
+def test_fewer_than_two_numbers_have_no_interval():
+    assert statistics.interval(np.array([7.0])) == (None, None)
+    found = statistics.difference([7.0], [5.0])
+    assert found == {"difference": 2.0, "difference_ci95": None}
     assert statistics.interval(np.array([])) == (None, None)
 
 
@@ -142,7 +144,7 @@ def test_an_agent_that_failed_is_left_out_and_harms_no_statistic():
     assert (nothing["mean"], nothing["iqm"], nothing["ci95"]) == (None, None, (None, None))
 
 
-@pytest.mark.parametrize("returns", [np.full((1, 1), 5.0), np.full((3, 4), 5.0)])
+@pytest.mark.parametrize("returns", [np.full((1, 2), 5.0), np.full((3, 4), 5.0)])
 def test_where_nothing_varies_the_interval_is_a_point(returns):
     result = statistics.summarize(returns)
     assert (result["mean"], result["iqm"], result["ci95"]) == (5.0, 5.0, (5.0, 5.0))

@@ -11,7 +11,7 @@ from jaxrl_scale.config import Config
 from jaxrl_scale.errors import how_many
 from jaxrl_scale.figures.pages import actions, markdown_table
 from jaxrl_scale.figures.plot_style import COLORS, INK, MARKERS, PALE, dress, new_figure, png
-from jaxrl_scale.records.terminal import compact, duration, number
+from jaxrl_scale.records.terminal import between, compact, duration, number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -143,10 +143,10 @@ def _returns(name: str, result: dict[str, Any]) -> list[str]:
 
 def interval(center: float | None, bounds: Sequence[float] | None, seeds: int) -> str:
     """``-80.1 (-81.2 to -79.3)``; one seed has no interval."""
-    if center is None or bounds is None:
+    if center is None:
         return "–"
-    low, high = bounds
-    return f"{number(center)} ({number(low)} to {number(high)})" if seeds > 1 else number(center)
+    within = between((bounds[0], bounds[1])) if bounds and seeds > 1 else ""
+    return f"{number(center)} ({within})" if within else number(center)
 
 
 # --- the plot -------------------------------------------------------------------------------
@@ -225,7 +225,8 @@ def _draw_returns(axes: Axes, series: Sequence[Compared]) -> None:
         style: Any = {"color": COLORS[k], "marker": MARKERS[k], "linestyle": ""}
         x, y, low, high = zip(*known, strict=True) if known else ((), (), (), ())
         axes.plot(x, y, **style, markersize=5, label=f"equal {words}")
-        axes.vlines(x, low, high, color=COLORS[k], linewidth=1.6)
+        within = np.array(low, float), np.array(high, float)  # None becomes NaN
+        axes.vlines(x, *within, color=COLORS[k], linewidth=1.6)
     axes.set_xticks(range(len(results)), _everywhere(series), fontsize=7)
     axes.tick_params(axis="x", rotation=20 if len(results) > 3 else 0)
     axes.margins(x=0.1, y=0.2)  # room for the legend

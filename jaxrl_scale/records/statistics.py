@@ -47,8 +47,9 @@ def score(values: Any, failed: Collection[int] = ()) -> float | None:
 def interval(
     sample: np.ndarray, centre: Callable[[np.ndarray], Any] = iqm
 ) -> tuple[float | None, float | None]:
-    """The 95 % percentile bootstrap interval of ``centre`` of the numbers ``sample: [N]``."""
-    if not len(sample):
+    """The 95 % percentile bootstrap interval of ``centre`` of the numbers ``sample: [N]``. Fewer
+    than two numbers have none, as nothing says how far another would lie from them."""
+    if len(sample) < 2:
         return None, None
     low, high = np.percentile(_bootstrap(sample, centre), (2.5, 97.5))
     return float(low), float(high)
@@ -71,7 +72,8 @@ def difference(
     pairs: bool = True,
 ) -> dict[str, Any]:
     """How much more ``ours: [P]`` is than ``theirs: [Q]``: ``difference`` of the interquartile
-    means and ``difference_ci95``, its 95 % percentile bootstrap interval.
+    means and ``difference_ci95``, its 95 % percentile bootstrap interval, None where either side
+    has a single number.
 
     Args:
       ours: the numbers of all agents.
@@ -85,12 +87,12 @@ def difference(
     ours, theirs = counted(ours, left_out[0]), counted(theirs, left_out[1])
     if not len(ours) or not len(theirs):
         return {"difference": None, "difference_ci95": None}
+    difference = float(iqm(ours) - iqm(theirs))
+    if min(len(ours), len(theirs)) < 2:
+        return {"difference": difference, "difference_ci95": None}
     drawn = _bootstrap(ours, iqm) - _bootstrap(theirs, iqm, seed=0 if pairs else 1)
     low, high = np.percentile(drawn, (2.5, 97.5))
-    return {
-        "difference": float(iqm(ours) - iqm(theirs)),
-        "difference_ci95": [float(low), float(high)],
-    }
+    return {"difference": difference, "difference_ci95": [float(low), float(high)]}
 
 
 def _bootstrap(sample: np.ndarray, centre: Callable[[np.ndarray], Any], seed: int = 0) -> Any:

@@ -253,10 +253,11 @@ def summary_lines(summary: Summary) -> list[tuple[str, str]]:
 
 def _evaluated(evaluation: Evaluation) -> str:
     several = len(evaluation["per_agent"]) > 1
-    low, high = map(number, evaluation["ci95"])
     kind, whose = ("IQM, ", " of each agent") if several else ("", "")
+    within = between(evaluation["ci95"])
+    interval = f"95% interval {within}; " if within else ""
     episodes = how_many(evaluation["episodes"], "episode") + whose
-    return f"{number(centre(evaluation))}  ({kind}95% interval {low} to {high}; {episodes})"
+    return f"{number(centre(evaluation))}  ({kind}{interval}{episodes})"
 
 
 def seconds_left(row: Row, total: int) -> float | None:
@@ -275,6 +276,12 @@ def number(value: float | None) -> str:
     if abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.1f}" if abs(value) >= 10 or value == 0 else f"{value:.3g}"
+
+
+def between(bounds: tuple[float | None, float | None]) -> str:
+    """An interval for people: ``481.2 to 499.8``, or nothing where there is none."""
+    low, high = bounds
+    return "" if low is None or high is None else f"{number(low)} to {number(high)}"
 
 
 def compact(value: float | None) -> str:

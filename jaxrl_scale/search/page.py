@@ -11,7 +11,7 @@ from jaxrl_scale.config.command_line import written
 from jaxrl_scale.config.files import flatten
 from jaxrl_scale.errors import how_many
 from jaxrl_scale.figures.pages import render
-from jaxrl_scale.records.terminal import number
+from jaxrl_scale.records.terminal import between, number
 from jaxrl_scale.search import plots
 from jaxrl_scale.search.results import Outcome, Ranked
 from jaxrl_scale.search.space import Range, Setting
@@ -75,5 +75,6 @@ def _scores(one: Ranked) -> list[str | int]:
     """What the table says of a setting's seeds."""
     if one.iqm is None:
         return ["none", "none", one.failed]
-    low, high = (number(x) for x in one.ci95)
-    return [f"{number(one.iqm)} ({low} to {high})", number(one.scores.min()), one.failed]
+    within = between(one.ci95)
+    told = f"{number(one.iqm)} ({within})" if within else number(one.iqm)
+    return [told, number(one.scores.min()), one.failed]

@@ -70,7 +70,7 @@ def _marginal(
         ax.set_xlim(low / margin, high * margin)
     score: list[Any] = [one.iqm for one in known]
     strong: Any = np.array([1.0 if one.rung == ranks[0].rung else 0.3 for one in known])
-    ci95 = np.array([one.ci95 for one in known])
+    ci95 = np.array([one.ci95 for one in known], float).reshape(-1, 2)  # None becomes NaN
     ax.vlines(values, *ci95.T, color=COLORS[0], alpha=0.25 * strong)
     ax.scatter(values, score, s=12, color=COLORS[0], alpha=0.8 * strong)
     chosen = [k for k, one in enumerate(known) if one.setting == best]
