@@ -39,6 +39,7 @@ def page(
       marginals: the picture of `plots.draw`.
     """
     seeds, options = seeds_of_each(found), flatten(base)
+    last = max(one.rung for one in ranks)
     return render(
         "sweep.html",
         title=f"A search of {how_many(len(settings), 'setting')}",
@@ -48,9 +49,14 @@ def page(
         marginals=marginals,
         together=plots.parallel(ranges, settings, ranks, best),
         curves=plots.curves(found, ranks),
-        heads=["Rank", *settings[0], "Return", "Worst seed", "Failed"],
+        heads=["Rank", *settings[0], *["Trained"] * (last > 0), "Return", "Worst seed", "Failed"],
+        stopped=any(one.rung < last for one in ranks),
         rows=[
-            [place, *map(_brief, settings[one.setting].values()), *_scores(one)]
+            [
+                *(place, *map(_brief, settings[one.setting].values())),
+                *[_trained(one, last)] * (last > 0),
+                *_scores(one),
+            ]
             for place, one in enumerate(ranks[:SHOWN], 1)
         ],
         changes=[
@@ -69,6 +75,11 @@ def seeds_of_each(found: Sequence[Outcome]) -> int:
 def _brief(value: Any) -> str:
     """A value with four digits, since the tables have all."""
     return f"{value:.4g}" if isinstance(value, float) else written(value)
+
+
+def _trained(one: Ranked, last: int) -> str:
+    """How far a setting came, of as many rungs as there are before the end."""
+    return "to the end" if one.rung == last else f"stopped at rung {one.rung + 1}"
 
 
 def _scores(one: Ranked) -> list[str | int]:

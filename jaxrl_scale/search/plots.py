@@ -31,9 +31,10 @@ def draw(
     columns = min(3, count)
     rows = -(-count // columns)
     figure = new_figure(4.2 * columns, 3.2 * rows + 0.4)
+    stopped = ", the pale ones were stopped early and have their return in training."
     told = (
         "A point is a setting and its line the 95 % interval over seeds; the large one is the best"
-        + (", the pale ones were stopped early." if ranks[0].rung else ".")
+        + (stopped if ranks[0].rung else ".")
     )
     figure.suptitle(told, fontsize=9, color=SOFT, ha="left", x=0.02)
     axes = np.ravel(figure.subplots(rows, columns, squeeze=False))
@@ -159,4 +160,4 @@ def _curve(
 
 def _finish(ax: Axes, title: str) -> None:
     ax.legend(fontsize=8, frameon=False, labelcolor=SOFT)
-    dress(ax, title, "steps of an agent", "return, IQM over seeds")
+    dress(ax, title, "steps of an agent", "return in training, IQM over seeds")

@@ -115,8 +115,8 @@ def split(argv: Sequence[str]) -> tuple[Config, list[Range]]:
         raise RunError(f"--{name} has a range and a value; give one")
     if any(text.startswith("--resume") for text in fixed):
         raise RunError("a sweep has no --resume; the same command with its --run_dir goes on")
-    if given := [text for text in fixed if text.startswith("--num_seeds=")]:
-        count = given[-1].partition("=")[2]
+    if refused := [text for text in fixed if text.startswith("--num_seeds=")]:
+        count = refused[-1].partition("=")[2]
         raise RunError(
             f"a sweep has no --num_seeds; give --seeds={count}, the seeds of each setting"
         )
