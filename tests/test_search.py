@@ -25,11 +25,12 @@ from jaxrl_scale import sweep
 from jaxrl_scale.algos import a2c, ppo
 from jaxrl_scale.config import Config, check, files
 from jaxrl_scale.errors import RunError, how_many
+from jaxrl_scale.figures.plot_style import new_figure
 from jaxrl_scale.loop.stop import StopRequest
 from jaxrl_scale.parallel.hosts import Hosts
 from jaxrl_scale.parallel.machine import free_port
 from jaxrl_scale.records.checkpoint import restore
-from jaxrl_scale.search import model, orders, plan, population, results, rungs, space
+from jaxrl_scale.search import model, orders, plan, plots, population, results, rungs, space
 from jaxrl_scale.search.orders import Order
 from jaxrl_scale.search.page import page
 from jaxrl_scale.search.results import Outcome
@@ -505,7 +506,7 @@ def test_the_best_setting_is_judged_on_fresh_seeds(tmp_path, capsys, ours, said)
     page = (tmp_path / "sweep.html").read_text()
     assert said in page
     rows = [re.findall(r"<td>(.*?)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", page)]
-    assert ["1", "0.002", "1", "1", "0"] in rows
+    assert ["1", "0.002", "to the end", "1", "1", "0"] in rows
     assert ["algo.learning_rate", "0.0003", "0.002"] in rows
     assert page.count('src="data:image/png;base64,iVBOR') == 3
 
@@ -514,6 +515,22 @@ def test_things_are_counted_in_words_that_agree():
     told = [how_many(n, "process", "processes") for n in (0, 1, 1024)]
     assert told == ["0 processes", "1 process", "1,024 processes"]
     assert (how_many(1, "seed"), how_many(2, "seed")) == ("1 seed", "2 seeds")
+
+
+def test_the_steps_of_an_agent_are_said_to_be_a_mean_over_those_beside_it(tmp_path):
+    options = plan.configs_of(Config(iterations=2), [{"algo.gamma": 0.9}, {"algo.gamma": 0.99}])
+    chunk = plan.chunk_of("chunk0", options, [0, 1], range(1), 1)
+    folder = tmp_path / "chunk0"
+    folder.mkdir()
+    row = {"iteration": 1, "env_steps": 300, "per_agent": {"return": [1.0, 2.0]}}
+    (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    summary = {"status": "stopped", "failed": [], "compile_seconds": 1.0}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    found = results.outcomes([chunk], tmp_path)
+    assert [one.curve for one in found] == [[(150.0, 1.0)], [(150.0, 2.0)]]
+    told = "the mean over the agents that trained side by side with it"
+    assert told in " ".join(sweep._DESCRIPTION.split())
+    assert told in " ".join((Path(__file__).parents[1] / "README.md").read_text().split())
 
 
 def page_of(found, settings):
@@ -531,6 +548,26 @@ def test_the_page_says_how_many_seeds_each_setting_has():
     assert "each setting has 1 seed<" in page_of(population, settings)
     both = [one._replace(seed=seed) for one in population for seed in (7, 8)]
     assert "each setting has 2 seeds<" in page_of(both, settings)
+
+
+def test_the_page_tells_evaluations_from_the_returns_of_settings_that_were_stopped():
+    settings = [{"algo.learning_rate": rate} for rate in (1e-3, 2e-3)]
+    curve = [(100.0, 1.0)]
+    found = [Outcome(k, 7, k, float(k), curve, "chunk0", k) for k in range(2)]
+    text = page_of(found, settings)
+    rows = [re.findall(r"<td>(.*?)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", text)]
+    assert ["1", "0.002", "to the end", "1", "1", "0"] in rows
+    assert ["2", "0.001", "stopped at rung 1", "0.0", "0.0", "0"] in rows
+    assert "the late return of its training until then" in text
+    alike = page_of([one._replace(rung=0) for one in found], settings)
+    assert "until then" not in alike
+    assert "<th>Trained</th>" not in alike
+
+
+def test_learning_curves_are_said_to_be_of_training():
+    axes = new_figure(4, 3).subplots()
+    plots._fresh_curves(axes, [Outcome(0, 7, 0, 1.0, [(100.0, 1.0)], "fresh0", 0)])
+    assert axes.get_ylabel() == "return in training, IQM over seeds"
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)

@@ -27,7 +27,7 @@ class Outcome(NamedTuple):
     seed: int
     rung: int  # how many comparisons it went on from; the last: it was trained to the end
     score: float | None  # see `outcomes` and `late`; None: its loss was not finite
-    curve: list[tuple[float, float | None]]  # (steps of the agent, return)
+    curve: list[tuple[float, float | None]]  # (steps, see `outcomes`; return)
     run: str  # the chunk's folder
     agent: int  # its number there
     # Of the score, over the episodes of the final evaluation.
@@ -50,7 +50,8 @@ def outcomes(chunks: Sequence[Chunk], folder: Path, rung: int = 0) -> list[Outco
     seeds.
 
     The score of an agent that was trained to its end is the mean return of the final evaluation.
-    That of any other is its mean return `late` in its rows of metrics.
+    That of any other is its mean return `late` in its rows of metrics. Steps are the mean over the
+    agents of the chunk, as the rows count them for all together.
     """
     found = []
     for chunk in chunks:
