@@ -171,7 +171,7 @@ def over_games(shown: Sequence[Drawn]) -> dict[str, dict[str, Cell]]:
         for config, of_config in found.items() if games else ():
             centre, (low, high) = statistics.pooled([of_config[game] for game in sorted(games)])
             line = table.setdefault(config, {"Games": Cell(str(len(games)))})
-            line[head] = Cell(f"{centre:.2f}", f"{low:.2f} to {high:.2f}")
+            line[head] = Cell(f"{centre:.2f}", "" if low is None else f"{low:.2f} to {high:.2f}")
     return table
 
 

@@ -318,10 +318,10 @@ for each setting.
 A sweep of several processes is started as a run of several processes is, for example with
 srun -N4 python -m jaxrl_scale.sweep ...; its folder has to be one that all of them see.
 
-All other options are those of python -m jaxrl_scale.train, without --num_seeds. Agents that
-differ only in numbers train side by side in one program; whatever changes shapes or code is a program of its own. The folder
-then holds sweep.html for people, its tables agents.csv (with the extra "search" also
-agents.parquet, learning curves included), settings.csv (the best first), finalists.csv and
+All other options are those of python -m jaxrl_scale.train, without --num_seeds. Agents that differ
+only in numbers train side by side in one program; whatever changes shapes or code is a program of
+its own. The folder then holds sweep.html for people, its tables agents.csv (with the extra "search"
+also agents.parquet, learning curves included), settings.csv (the best first), finalists.csv and
 curves.csv, its picture sweep.png, and best.py, the config of the best setting. env_steps of an
 agent in these tables is the mean over the agents that trained side by side with it.
 

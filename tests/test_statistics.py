@@ -162,3 +162,8 @@ def test_the_standard_error_of_several_agents_is_that_of_their_means():
 def test_the_standard_error_of_one_agent_is_that_over_its_episodes():
     assert statistics.standard_error(NORMAL[None]) == pytest.approx(stats.sem(NORMAL))
     assert statistics.standard_error(np.array([[3.0]])) is None
+
+
+def test_groups_of_one_number_each_have_no_interval():
+    assert statistics.pooled([np.array([1.0]), np.array([3.0])]) == (2.0, (None, None))
+    assert statistics.pooled([np.array([1.0, 2.0]), np.array([3.0])])[1] != (None, None)

@@ -55,11 +55,14 @@ def interval(
     return float(low), float(high)
 
 
-def pooled(groups: Sequence[np.ndarray]) -> tuple[float, tuple[float, float]]:
+def pooled(groups: Sequence[np.ndarray]) -> tuple[float, tuple[float | None, float | None]]:
     """The interquartile mean of the numbers of all groups ``[N_k]`` and its 95 % interval.
 
-    The bootstrap draws within each group: the agents of a game, say, at least one.
+    The bootstrap draws within each group: the agents of a game, say, at least one. Where every
+    group has but one number, nothing varies and there is no interval.
     """
+    if all(len(group) < 2 for group in groups):
+        return float(iqm(np.concatenate(groups))), (None, None)
     drawn = [_bootstrap(group, lambda x: x, seed=k) for k, group in enumerate(groups)]
     low, high = np.percentile(iqm(np.concatenate(drawn, -1)), (2.5, 97.5))
     return float(iqm(np.concatenate(groups))), (float(low), float(high))
