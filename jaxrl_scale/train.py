@@ -160,7 +160,11 @@ def train_among(
     placement = backend.initialize(config, hosts)  # before the environment runs
     with backend.settings_of(config):
         env = envs.make(config.env, **config.env_kwargs)
-        told = [other_processors(hosts, config.portable), torsos.without_effect(config, env.spec)]
+        told = [
+            backend.fewer_devices(config, hosts),
+            other_processors(hosts, config.portable),
+            torsos.without_effect(config, env.spec),
+        ]
         if hosts.leader and any(told):
             print(*filter(None, told), sep="\n")
         begun = Origin(agents, {})

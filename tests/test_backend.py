@@ -16,6 +16,7 @@ from jaxrl_scale.config import Config
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.loop import prepare
 from jaxrl_scale.parallel import backend, placement
+from jaxrl_scale.parallel.hosts import Hosts
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -102,18 +103,14 @@ def test_a_process_steps_environments_in_the_threads_that_are_asked_for_or_one_a
         assert placed.num_threads == threads
 
 
-def test_a_run_says_that_jax_had_started_with_fewer_devices_than_it_could_use(monkeypatch, capsys):
-    monkeypatch.setattr(backend, "visible_cores", lambda: range(99))
-    with prepare.jax_settings_restored():
-        backend.initialize(Config(num_shards=8))  # the tests have eight devices
-        assert capsys.readouterr().out == ""
-        backend.initialize(Config(num_shards=16, devices=8))
-        assert capsys.readouterr().out == ""
-        backend.initialize(Config(num_shards=16))
-    said = (
-        "JAX has started in this process before, with 8 CPU device(s); train before anything else"
+def test_a_run_says_that_jax_had_started_with_fewer_devices_than_it_could_use(monkeypatch):
+    monkeypatch.setattr(backend, "visible_cores", lambda: range(99))  # the tests have eight devices
+    assert backend.fewer_devices(Config(num_shards=8), Hosts()) is None
+    assert backend.fewer_devices(Config(num_shards=16, devices=8), Hosts()) is None
+    assert backend.fewer_devices(Config(num_shards=16), Hosts()) == (
+        "JAX has started in this process before, with 8 CPU devices; train before anything else "
+        "uses JAX, and this run has 99 (its result is the same)"
     )
-    assert capsys.readouterr().out.startswith(said)
 
 
 def test_a_process_that_loads_an_agent_can_train_on_all_cores():

@@ -339,8 +339,9 @@ class HostRunner:
         if obs.tobytes() != games.obs.tobytes():
             facts = ", ".join(f"{name} {value}" for name, value in self.env.facts().items())
             raise RunError(
-                f"{self.env.spec.id} cannot be resumed: it has repeated the steps since "
-                "its last restart and looks otherwise than when it was saved; run.json says with "
+                f"{self.env.spec.id} cannot be resumed: it has repeated the "
+                f"{how_many(since, 'step')} since its last restart and looks otherwise than when "
+                "it was saved; run.json says with "
                 f"which versions the run was started, here are {facts}"
             )
 

@@ -86,17 +86,23 @@ def initialize(config: Config, hosts: Hosts | None = None) -> Placement:
             f"{jax.local_device_count()} {devices[0].platform} device(s); restart it (in a "
             "notebook: the kernel), and train before anything else uses JAX"
         )
-    there, useful = jax.local_device_count(), max(config.num_shards, config.num_seeds)
-    on_cpus = devices[0].platform == "cpu"
-    if started and on_cpus and not config.devices and there < min(cores, useful) and hosts.leader:
-        print(
-            f"JAX has started in this process before, with {there} CPU device(s); train before "
-            f"anything else uses JAX, and this run has {cores} (its result is the same)"
-        )
     placement = place(config, devices, cores)
     if hosts.several:
         placement.connect()
     return placement
+
+
+def fewer_devices(config: Config, hosts: Hosts) -> str | None:
+    """What the user is told where JAX has started before, with fewer CPU devices than the run of
+    this process could use."""
+    there, cores = jax.local_device_count(), len(visible_cores())
+    useful = min(cores, max(config.num_shards, config.num_seeds))
+    if hosts.several or config.devices or there >= useful or jax.default_backend() != "cpu":
+        return None
+    return (
+        f"JAX has started in this process before, with {how_many(there, 'CPU device')}; train "
+        f"before anything else uses JAX, and this run has {cores} (its result is the same)"
+    )
 
 
 @functools.cache
