@@ -213,7 +213,8 @@ class Config:
         for name in ("run_dir", "init_from"):
             if isinstance(path := getattr(self, name), os.PathLike):
                 object.__setattr__(self, name, os.fspath(path))
-        if isinstance(sizes := getattr(self, "hidden_sizes"), list):  # noqa: B009  for mypy
+        sizes: Any = self.hidden_sizes
+        if isinstance(sizes, list):
             object.__setattr__(self, "hidden_sizes", tuple(sizes))
 
     def replace(self, **changes: Any) -> Config:

@@ -28,7 +28,6 @@ from collections.abc import Callable
 from typing import Any, TypeGuard
 
 from jaxrl_scale.envs import games
-from jaxrl_scale.envs.check import check_contract
 from jaxrl_scale.envs.check import check_env as check_env
 from jaxrl_scale.envs.debug import play as play
 from jaxrl_scale.errors import RunError, closest, one_line
@@ -77,6 +76,7 @@ def make(name: str, /, **kwargs: Any) -> Any:
             return build(**kwargs)
         except ValueError as error:
             raise RunError(one_line(error)) from error
+    own = False
     if name.startswith("gymnax:"):
         from jaxrl_scale.envs import gymnax_adapter
 
@@ -94,15 +94,14 @@ def make(name: str, /, **kwargs: Any) -> Any:
         _check_parameters(name, build, kwargs)
         with errors_in_one_line(f"environment {name!r}"):
             env = build(**kwargs)
-        check_env(env, name)
-        return env
+        own = True
     else:
         raise RunError(
             f"unknown environment {name!r}. {_nearest(name)}There are {', '.join(names())}, the "
             "games of Procgen (CoinrunEasy-v0) and Atari (Pong-v5), envpool:<Id>, gymnasium:<Id>, "
             "gymnax:<Id>, and your own as my_package.my_module:MyEnv"
         )
-    check_contract(env, name)
+    check_env(env, name, repeats=own)
     return env
 
 
