@@ -11,23 +11,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rich.filesize import decimal
 
-from jaxrl_scale import algos
 from jaxrl_scale.config import Config
 from jaxrl_scale.errors import RunError, how_many
 from jaxrl_scale.loop import host_rollout, rollout, state
-from jaxrl_scale.loop.evaluator import make_evaluators, play_all
 from jaxrl_scale.loop.host_rollout import Games, Gathered, Stage
 from jaxrl_scale.loop.keys import COLLECT, agent_key, host_seeds
-from jaxrl_scale.loop.prepare import check_memory, num_bytes
+from jaxrl_scale.loop.placed import PlacedAgents
 from jaxrl_scale.loop.state import Agents, Report, Rows, Shared, State, summed, unpack
-from jaxrl_scale.parallel.machine import Memory, memory
 from jaxrl_scale.parallel.placement import Placement, to_host
-from jaxrl_scale.types import Algorithm, Array, HostEnvironment, Key, Metrics, PyTree
+from jaxrl_scale.types import Array, HostEnvironment, Key, Metrics, PyTree
 
 
-class HostRunner:
+class HostRunner(PlacedAgents):
     """As `jaxrl_scale.loop.runner.Runner`, for environments on the host.
 
     What is placed of a state is split: `Games` stay on the host, in the layout of the devices, and
@@ -44,13 +40,8 @@ class HostRunner:
         placement: Placement,
         agents: Agents | None = None,
     ):
-        self.config, self.env, self.placement = config, env, placement
-        self.agents = state.agents(config) if agents is None else agents
-        self.pool = placement.pool()
-        self.algo: Algorithm = algos.get(config.algo.name).make(config, env.spec, self.pool)
-        self._beginning = state.Beginning(placement, self._init_agent, self.agents)
-        self._evaluators = make_evaluators(config, env, self.algo, placement)
-        self._num_iterations = placement.put(placement.split_scalar(config.num_iterations))
+        super().__init__(config, env, placement, agents)
+        self.env = env
         of_agents, shards = placement.held
         held = (of_agents.stop - of_agents.start, shards.stop - shards.start)
         self._index = placement.split_local(  # of each environment among those of all shards
@@ -70,11 +61,8 @@ class HostRunner:
 
     # --- one device's part of one agent -----------------------------------------------------
 
-    def _init_agent(self, seed: Array, numbers: PyTree, weights: PyTree = None) -> State:
-        def reset(key: Key) -> tuple[()]:
-            return ()  # the games are on the host
-
-        return state.init_agent(self.config, self.algo, self.pool, reset, seed, numbers, weights)
+    def _reset(self, key: Key) -> tuple[()]:
+        return ()  # the games are on the host
 
     def _act_agent(
         self, num_iterations: Array, turn: Array, before: State, obs: Array, is_first: Array
@@ -193,9 +181,8 @@ class HostRunner:
     # --- the loop ---------------------------------------------------------------------------
 
     def init(self, agents: Agents | None = None) -> State:
-        """As `jaxrl_scale.loop.runner.Runner.init`."""
-        placed = self._beginning(agents)
-        return _with_games(placed, self._no_games())
+        """As `PlacedAgents.init`."""
+        return _with_games(super().init(agents), self._no_games())
 
     def steps(
         self,
@@ -223,11 +210,6 @@ class HostRunner:
         reports = jax.tree.map(lambda x: x[:, None], self.placement.read(reports))
         rows = unpack(reports, count)
         return _with_games(devices, games), rows, self.placement.join_number(stops) > 0
-
-    def step(self, before: State) -> tuple[State, dict[str, np.ndarray]]:
-        """One iteration, as `steps`."""
-        after, (metrics,), _ = self.steps(before, 1)
-        return after, metrics
 
     def _collect(self, games: Games, devices: State, since: int) -> State:
         """A rollout of all groups in turn, written to `_gathered`. Returns what the devices hold
@@ -289,36 +271,16 @@ class HostRunner:
     # --- to and from the host ---------------------------------------------------------------
 
     @cached_property
-    def _placed_shapes(self) -> State:
+    def _shapes(self) -> State:
         games = jax.eval_shape(self._no_games)
         return _with_games(self._beginning.shapes, games)
 
-    def abstract_state(self) -> State:
-        """As `state.canonical`."""
-        return state.canonical(self.placement, self._placed_shapes)
-
-    def parts(self) -> PyTree:
-        """As `state.parts`."""
-        return state.parts(self.placement, self.abstract_state())
-
-    def fetch(self, placed: State) -> State:
-        """As `state.fetch`."""
-        return state.fetch(self.placement, placed)
-
-    def digests(self, fetched: State) -> dict[int, str]:
-        """As `state.digests`."""
-        return state.digests(self.placement, fetched)
-
-    def fetch_actor(self, placed: State) -> PyTree:
-        """As `state.fetch_actor`."""
-        return state.fetch_actor(self.algo, self.placement, placed, self.config.num_iterations)
-
     def place(self, saved: State, say: Callable[[str], None] = print) -> State:
-        """As `state.place`. The environments repeat what they did since the last restart.
+        """As `PlacedAgents.place`. The environments repeat what they did since the last restart.
 
         Raises a `RunError` where that leads to other observations than those that were saved.
         """
-        placed = state.place(self.placement, saved)
+        placed = super().place(saved)
         games = Games(*map(np.array, placed.local.envs))  # they will be changed in place
         since, restart = self._since_restart(placed.shared)
         if since:
@@ -347,30 +309,15 @@ class HostRunner:
 
     # --- what else the loop asks (`jaxrl_scale.loop.protocol`) ------------------------------
 
-    def check_memory(self) -> None:
-        """Raise a `RunError` if the state does not fit into the memory."""
-        check_memory(self._placed_shapes, self.placement.at_hand)
-
     def describe(self) -> str:
-        """For people: ``1 cpu device with 4 shards each, exact sums, simulators with 2 threads, a
-        state of 31.4 kB``."""
-        size, threads = decimal(num_bytes(self._placed_shapes)), self.placement.num_threads
-        simulators = f"simulators with {how_many(threads, 'thread')}"
-        return f"{self.placement.describe()}, {simulators}, a state of {size}"
+        """For people: ``1 cpu device with 4 shards each, exact sums, a state of 31.4 kB, simulators
+        with 2 threads``."""
+        threads = how_many(self.placement.num_threads, "thread")
+        return f"{super().describe()}, simulators with {threads}"
 
     def facts(self) -> dict[str, Any]:
         """For ``run.json``."""
-        devices = {"devices": self.placement.names(), "reduction": self.placement.reduction}
-        return devices | {"environment": self.env.facts()}
-
-    def evaluate(self, placed: State) -> dict[str, np.ndarray] | None:
-        """As `jaxrl_scale.loop.runner.Runner.evaluate`."""
-        seeds = state.held_by(self.placement, self.agents).seeds
-        return play_all(self._evaluators, self.fetch_actor(placed), seeds)
-
-    def memory(self) -> Memory:
-        """Of the process on CPUs, of one device on GPUs."""
-        return memory(self.placement.at_hand[0])
+        return super().facts() | {"environment": self.env.facts()}
 
     def close(self) -> None:
         """Close the simulators."""

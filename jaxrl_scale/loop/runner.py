@@ -10,19 +10,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from rich.filesize import decimal
 
-from jaxrl_scale import algos
 from jaxrl_scale.config import Config
 from jaxrl_scale.loop import rollout, state
-from jaxrl_scale.loop.evaluator import make_evaluators, play_all
 from jaxrl_scale.loop.keys import COLLECT, agent_key
-from jaxrl_scale.loop.prepare import check_memory, num_bytes
+from jaxrl_scale.loop.placed import PlacedAgents
 from jaxrl_scale.loop.state import Agents, Local, Report, Rows, State, summed, unpack
-from jaxrl_scale.parallel.machine import Memory, memory
 from jaxrl_scale.parallel.placement import Placement
-from jaxrl_scale.types import Algorithm, Array, Environment, Key, PyTree
+from jaxrl_scale.types import Array, Environment, Key
 
 SECONDS_OF_A_CALL, MOST_AT_ONCE = 0.2, 32
 """How long a call of the compiled program should take, so that a signal is heard soon, and how many
@@ -30,10 +25,8 @@ iterations it may make. Calling takes 1 to 1.5 ms on two CPU devices, however ma
 as an iteration of A2C on CartPole."""
 
 
-class Runner:
+class Runner(PlacedAgents):
     """The compiled program of one config on one placement, for environments on the devices.
-
-    The agents differ by their seeds, or also in the numbers of their options: `state.Agents`.
 
     `compile` first; then ``state = runner.init()`` (or `place`) and
     ``state, metrics = runner.step(state)``, or several iterations by `steps`.
@@ -46,14 +39,8 @@ class Runner:
         placement: Placement,
         agents: Agents | None = None,
     ):
-        self.config, self.env, self.placement = config, env, placement
-        self.agents = state.agents(config) if agents is None else agents
-        self.pool = placement.pool()
-        self.algo: Algorithm = algos.get(config.algo.name).make(config, env.spec, self.pool)
-        self._beginning = state.Beginning(placement, self._init_agent, self.agents)
-        self._evaluators = make_evaluators(config, env, self.algo, placement)
-        # Not a constant of the program, so that a longer run finds the compiled one in the cache.
-        self._num_iterations = placement.put(placement.split_scalar(config.num_iterations))
+        super().__init__(config, env, placement, agents)
+        self.env = env
         # Of an iteration, in this process and in the slowest, as told by the call before. The first
         # calls make one each.
         self._seconds = self._longest = SECONDS_OF_A_CALL
@@ -66,11 +53,8 @@ class Runner:
 
     # --- one device's part of one agent -----------------------------------------------------
 
-    def _init_agent(self, seed: Array, numbers: PyTree, weights: PyTree = None) -> State:
-        def reset(key: Key) -> rollout.Environments:
-            return rollout.reset(self.env, key, self.config.envs_per_shard)
-
-        return state.init_agent(self.config, self.algo, self.pool, reset, seed, numbers, weights)
+    def _reset(self, key: Key) -> rollout.Environments:
+        return rollout.reset(self.env, key, self.config.envs_per_shard)
 
     def _step_agent(self, num_iterations: Array, before: State) -> tuple[State, Report]:
         shared, local = before
@@ -135,10 +119,6 @@ class Runner:
         reports = summed(self.pool, reports)
         return after, *self.placement.publish(reports, seconds)
 
-    def init(self, agents: Agents | None = None) -> State:
-        """The state before the first iteration, placed: of the runner's agents, or of others."""
-        return self._beginning(agents)
-
     def steps(
         self,
         before: State,
@@ -166,63 +146,6 @@ class Runner:
         self._longest = self.placement.join_number(longest)
         self._seconds = (time.perf_counter() - start) / count
         return after, rows, math.isinf(self._longest)
-
-    def step(self, before: State) -> tuple[State, dict[str, np.ndarray]]:
-        """One iteration, as `steps`."""
-        after, (metrics,), _ = self.steps(before, 1)
-        return after, metrics
-
-    # --- to and from the host ---------------------------------------------------------------
-
-    def abstract_state(self) -> State:
-        """Shapes and dtypes of the canonical state, ``shared [P, …]``, ``local [P, S, …]``."""
-        return state.canonical(self.placement, self._beginning.shapes)
-
-    def parts(self) -> PyTree:
-        """As `state.parts`."""
-        return state.parts(self.placement, self.abstract_state())
-
-    def place(self, saved: State, say: Callable[[str], None] = print) -> State:
-        """As `state.place`."""
-        return state.place(self.placement, saved)
-
-    def fetch(self, placed: State) -> State:
-        """As `state.fetch`."""
-        return state.fetch(self.placement, placed)
-
-    def digests(self, fetched: State) -> dict[int, str]:
-        """As `state.digests`."""
-        return state.digests(self.placement, fetched)
-
-    def fetch_actor(self, placed: State) -> PyTree:
-        """As `state.fetch_actor`."""
-        return state.fetch_actor(self.algo, self.placement, placed, self.config.num_iterations)
-
-    # --- what else the loop asks (`jaxrl_scale.loop.protocol`) ------------------------------
-
-    def check_memory(self) -> None:
-        """Raise a `RunError` if the state does not fit into the memory."""
-        check_memory(self._beginning.shapes, self.placement.at_hand)
-
-    def describe(self) -> str:
-        """For people: ``1 cpu device with 4 shards each, exact sums, a state of 31.4 kB``."""
-        size = decimal(num_bytes(self._beginning.shapes))
-        return f"{self.placement.describe()}, a state of {size}"
-
-    def facts(self) -> dict[str, Any]:
-        """For ``run.json``."""
-        return {"devices": self.placement.names(), "reduction": self.placement.reduction}
-
-    def evaluate(self, placed: State) -> dict[str, np.ndarray] | None:
-        """Undiscounted returns ``[P, episodes]`` of whole episodes, by the
-        names of `make_evaluators`. Agents that are split over processes are evaluated by process 0
-        alone, and the others get None."""
-        seeds = state.held_by(self.placement, self.agents).seeds
-        return play_all(self._evaluators, self.fetch_actor(placed), seeds)
-
-    def memory(self) -> Memory:
-        """Of the process on CPUs, of one device on GPUs."""
-        return memory(self.placement.at_hand[0])
 
     def close(self) -> None:
         """There is nothing to close."""

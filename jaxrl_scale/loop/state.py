@@ -1,12 +1,10 @@
-"""The state of a run, wherever its environments are, and what every runner does with it."""
+"""The state of a run, wherever its environments are, and how an agent begins and learns."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from functools import cached_property, partial
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -17,9 +15,7 @@ from jax.flatten_util import ravel_pytree
 
 from jaxrl_scale.config import Config
 from jaxrl_scale.loop.keys import INIT, UPDATE, agent_key, agent_seeds
-from jaxrl_scale.parallel.placement import Placement
-from jaxrl_scale.records import digest
-from jaxrl_scale.types import Algorithm, Array, Key, Metrics, Part, Pool, PyTree, Rollout, Time
+from jaxrl_scale.types import Algorithm, Array, Key, Metrics, Pool, PyTree, Rollout, Time
 
 
 class Shared(NamedTuple):
@@ -192,107 +188,3 @@ def agents(config: Config) -> Agents:
     """Those of a run: the config's seeds, and its numbers for all."""
     options = jax.tree.map(lambda x: np.full(config.num_seeds, x, np.float32), config.algo)
     return Agents(agent_seeds(config), options)
-
-
-def held_by(placement: Placement, agents: Agents) -> Agents:
-    """Those of the agents that this process holds, ``[P_own]`` each."""
-    held, _ = placement.held
-    return Agents(*jax.tree.map(lambda x: x[held.start : held.stop], agents))
-
-
-class Beginning:
-    """The state before the first iteration, placed, of the agents of a run or of others: call it.
-
-    Args:
-      init_agent: one device's part of an agent, from its seed, its options and its weights.
-    """
-
-    def __init__(self, placement: Placement, init_agent: Callable[..., State], agents: Agents):
-        self._placement, self._agents = placement, agents
-        # One function object, which JAX traces once for its shapes and its program.
-        self._init = lambda *agents: placement.map_agents(init_agent, *agents)
-
-    def __call__(self, agents: Agents | None = None) -> State:
-        placed: State = self.program(*self._place(agents or self._agents))
-        return jax.block_until_ready(placed)  # before the next call: `Placement.compile`
-
-    @cached_property
-    def program(self) -> Any:
-        """Compiled when it is first wanted."""
-        return self._trace()()
-
-    @contextmanager
-    def compiled_beside(self, wanted: bool) -> Iterator[None]:
-        """Compile the program, if it is ``wanted``, in a thread beside what the body does."""
-        if not wanted:
-            yield
-            return
-        compile = self._trace()  # before the body traces: a core has work from then on
-        with ThreadPoolExecutor(1) as pool:
-            program = pool.submit(compile)
-            yield
-            self.program = program.result()
-
-    def _trace(self) -> Callable[[], Any]:
-        return self._placement.trace(self._init, *self._place(self._agents), once=True, name="init")
-
-    @cached_property
-    def shapes(self) -> State:
-        """Shapes and dtypes of the placed state."""
-        shapes: State = self._placement.shapes(self._init, *self._place(self._agents))
-        return shapes
-
-    def _place(self, agents: Agents) -> Agents:
-        return Agents(*self._placement.split_shared(held_by(self._placement, agents)))
-
-
-# --- to and from the host -----------------------------------------------------------------------
-
-
-def canonical(placement: Placement, placed: State) -> State:
-    """Shapes and dtypes of the canonical state, ``shared [P, …]``, ``local [P, S, …]``, from those
-    of the placed one."""
-    return State(*placement.whole_shapes(*placed))
-
-
-def parts(placement: Placement, shapes: State) -> State:
-    """Which part of each array of the canonical state this process holds: the same tree, with a
-    `Part` for each array."""
-    agents, shards = placement.held
-    return State(
-        jax.tree.map(lambda _: Part((agents,)), shapes.shared),
-        jax.tree.map(lambda _: Part((agents, shards)), shapes.local),
-    )
-
-
-def place(placement: Placement, state: State) -> State:
-    """Of a canonical state the part of this process, as its devices will hold it."""
-    return State(placement.split_shared(state.shared), placement.split_local(state.local))
-
-
-def fetch(placement: Placement, state: State) -> State:
-    """Of the canonical state the part of this process (see `parts`), a copy on the host."""
-    joined = State(placement.join_shared(state.shared), placement.join_local(state.local))
-    return jax.tree.map(np.array, joined)  # the next step takes the buffers back
-
-
-def digests(placement: Placement, fetched: State) -> dict[int, str]:
-    """Of each agent that this process holds, by its index: the digest of what is the same on all
-    devices, which is what it has learned. Parameters, optimizer, statistics and counters are in it,
-    environments and replay are not.
-
-    Args:
-      fetched: what `fetch` gave.
-    """
-    held, _ = placement.held
-
-    def digest_of(k: int) -> str:
-        return digest.of_tree(jax.tree.map(lambda x: x[k - held.start], fetched.shared))
-
-    return {k: digest_of(k) for k in range(held.start, held.stop)}
-
-
-def fetch_actor(algo: Algorithm, placement: Placement, state: State, num_iterations: int) -> PyTree:
-    """What acting needs, ``[P_own, …]`` on the host."""
-    shared = placement.join_shared(state.shared)
-    return algo.actor(shared.algo, time_of(shared, np.int32(num_iterations)))

@@ -122,7 +122,7 @@ class Summary(TypedDict, total=False):
     iterations: int  # done, of those that the config asks for
     num_seeds: int
     failed: list[int]  # agents of which some metric was not finite
-    # SHA-256 of what the agents have learned (`jaxrl_scale.loop.state.digests`); None if failed.
+    # SHA-256 of what the agents have learned (`PlacedAgents.digests`); None if failed.
     digest: str | None
     env_steps: int  # valid steps of all agents
     return_100: float | None  # training return of the last 100 episodes; IQM over agents
