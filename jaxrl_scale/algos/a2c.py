@@ -7,12 +7,14 @@ asynchrony is that of `jaxrl_scale.algos.impala`, where it has a number and a co
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, NamedTuple
 
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from jaxrl_scale.algos import common
+from jaxrl_scale.algos import common, on_policy
+from jaxrl_scale.algos.on_policy import Shared
 from jaxrl_scale.learning import networks, normalize, optim, returns
 from jaxrl_scale.options import Sizes, register
 from jaxrl_scale.types import Algorithm, Array, EnvSpec, Key, Metrics, Pool, PyTree, Rollout, Time
@@ -42,16 +44,6 @@ class Config:
 
     def check(self, config: Sizes) -> None:
         """Any sizes fit: the rollout is the batch."""
-
-
-class Shared(NamedTuple):
-    """What is the same on all shards."""
-
-    options: Config  # its numbers are traced
-    params: PyTree
-    optimizer: PyTree  # of the flattened parameters [N]
-    observation: normalize.Statistics | None
-    discounted: normalize.Statistics | None  # of the running discounted return
 
 
 class Samples(NamedTuple):
@@ -84,14 +76,6 @@ def loss(
 def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
     """A2C for one environment, on whatever shards ``pool`` stands for."""
     network = networks.make(config, spec)
-
-    def init_shared(key: Key, options: Config, weights: networks.Weights | None = None) -> Shared:
-        params, observation = networks.begin(
-            network, spec, key, options.normalize_observations, weights
-        )
-        optimizer = optim.make(options).init(params)
-        discounted = normalize.init(options.scale_rewards)
-        return Shared(options, params, optimizer, observation, discounted)
 
     def act(
         actor: networks.Weights,
@@ -141,10 +125,10 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         return Shared(options, unravel(params), state, observation, discounted), local, metrics
 
     return Algorithm(
-        init_shared=init_shared,
-        init_local=lambda key, shard_index: jnp.zeros(config.envs_per_shard),  # discounted returns
+        init_shared=partial(on_policy.init, network, spec),
+        init_local=on_policy.discounted_returns(config),
         init_carry=lambda num_envs: (),
-        actor=lambda shared, time: networks.Weights(shared.params, shared.observation),
+        actor=on_policy.actor,
         act=act,
         update=update,
     )

@@ -8,6 +8,7 @@ the same number of transitions from every shard, so the number of devices change
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import jax
@@ -105,9 +106,7 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         return q_learning.advance(pool, shared, moved, updates, rollout), ring, metrics
 
     return Algorithm(
-        init_shared=lambda key, options, weights=None: q_learning.init(
-            network, spec, key, options, weights
-        ),
+        init_shared=partial(q_learning.init, network, spec),
         init_local=lambda key, shard_index: replay.init(spec, num_rows),
         init_carry=lambda num_envs: (),
         actor=q_learning.actor,

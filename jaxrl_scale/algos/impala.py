@@ -17,7 +17,8 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from jaxrl_scale.algos import common
+from jaxrl_scale.algos import common, on_policy
+from jaxrl_scale.algos.on_policy import Shared
 from jaxrl_scale.learning import networks, normalize, optim, permute, returns
 from jaxrl_scale.learning.networks import Weights
 from jaxrl_scale.options import Sizes, check_trajectories, option, register
@@ -59,17 +60,6 @@ class Config:
 
     def check(self, config: Sizes) -> None:
         check_trajectories(config, self.minibatch_size)
-
-
-class Shared(NamedTuple):
-    """What is the same on all shards."""
-
-    options: Config  # its numbers are traced
-    params: PyTree
-    optimizer: PyTree  # of the flattened parameters [N]
-    observation: normalize.Statistics | None
-    discounted: normalize.Statistics | None  # of the running discounted return
-    older: tuple[Weights, ...]  # those of the last `lag` iterations, the newest first
 
 
 class Actor(NamedTuple):
@@ -128,15 +118,6 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
     """IMPALA for one environment, on whatever shards ``pool`` stands for."""
     network = networks.make(config, spec)
 
-    def init_shared(key: Key, options: Config, weights: Weights | None = None) -> Shared:
-        params, observation = networks.begin(
-            network, spec, key, options.normalize_observations, weights
-        )
-        optimizer = optim.make(options).init(params)
-        discounted = normalize.init(options.scale_rewards)
-        older = (Weights(params, observation),) * options.lag
-        return Shared(options, params, optimizer, observation, discounted, older)
-
     def actor(shared: Shared, time: Time) -> Actor:
         newest = Weights(shared.params, shared.observation)
         return Actor((newest, *shared.older)[-1], newest)
@@ -190,8 +171,10 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         return shared, local, metrics
 
     return Algorithm(
-        init_shared=init_shared,
-        init_local=lambda key, shard_index: jnp.zeros(config.envs_per_shard),  # discounted returns
+        init_shared=lambda key, options, weights=None: on_policy.init(
+            network, spec, key, options, weights, options.lag
+        ),
+        init_local=on_policy.discounted_returns(config),
         init_carry=lambda num_envs: (),
         actor=actor,
         act=act,

@@ -6,13 +6,15 @@ Minibatches have a fixed *size*. For a recurrent policy, one environment's rollo
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from jaxrl_scale.algos import common
+from jaxrl_scale.algos import common, on_policy
+from jaxrl_scale.algos.on_policy import Shared
 from jaxrl_scale.learning import networks, normalize, optim, permute, returns
 from jaxrl_scale.options import Sizes, check_minibatches, check_trajectories, option, register
 from jaxrl_scale.types import Algorithm, Array, EnvSpec, Key, Metrics, Pool, PyTree, Rollout, Time
@@ -53,16 +55,6 @@ class Config:
     def check(self, config: Sizes) -> None:
         check = check_trajectories if self.recurrent else check_minibatches
         check(config, self.minibatch_size)
-
-
-class Shared(NamedTuple):
-    """What is the same on all shards."""
-
-    options: Config  # its numbers are traced
-    params: PyTree
-    optimizer: PyTree  # of the flattened parameters [N]
-    observation: normalize.Statistics | None
-    discounted: normalize.Statistics | None  # of the running discounted return
 
 
 class Samples(NamedTuple):
@@ -110,14 +102,6 @@ def loss(
 def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
     """PPO for one environment, on whatever shards ``pool`` stands for."""
     network = networks.make_policy(config, spec, recurrent=config.algo.recurrent)
-
-    def init_shared(key: Key, options: Config, weights: networks.Weights | None = None) -> Shared:
-        params, observation = networks.begin(
-            network, spec, key, options.normalize_observations, weights
-        )
-        optimizer = optim.make(options).init(params)
-        discounted = normalize.init(options.scale_rewards)
-        return Shared(options, params, optimizer, observation, discounted)
 
     def act(
         actor: networks.Weights,
@@ -194,10 +178,10 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         return Shared(options, unravel(params), state, observation, discounted), local, metrics
 
     return Algorithm(
-        init_shared=init_shared,
-        init_local=lambda key, shard_index: jnp.zeros(config.envs_per_shard),  # discounted returns
+        init_shared=partial(on_policy.init, network, spec),
+        init_local=on_policy.discounted_returns(config),
         init_carry=network.init_carry,
-        actor=lambda shared, time: networks.Weights(shared.params, shared.observation),
+        actor=on_policy.actor,
         act=act,
         update=update,
     )

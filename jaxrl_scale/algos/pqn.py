@@ -8,13 +8,15 @@ that acted, and LayerNorm keeps that from diverging. Minibatches have a fixed *s
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from jaxrl_scale.algos import common, q_learning
+from jaxrl_scale.algos import common, on_policy, q_learning
+from jaxrl_scale.algos.on_policy import Shared
 from jaxrl_scale.learning import networks, normalize, optim, permute, returns
 from jaxrl_scale.options import Sizes, check_minibatches, option, register
 from jaxrl_scale.types import Algorithm, Array, EnvSpec, Key, Metrics, Pool, PyTree, Rollout, Time
@@ -57,16 +59,6 @@ class Config:
         check_minibatches(config, self.minibatch_size)
 
 
-class Shared(NamedTuple):
-    """What is the same on all shards."""
-
-    options: Config  # its numbers are traced
-    params: PyTree
-    optimizer: PyTree  # of the flattened parameters [N]
-    observation: normalize.Statistics | None
-    discounted: normalize.Statistics | None  # of the running discounted return
-
-
 class Samples(NamedTuple):
     """What the loss reads of every step, ``[n, ...]``; ``n = T * B`` or a minibatch of it."""
 
@@ -88,14 +80,6 @@ def loss(network: networks.QNetwork, params: PyTree, batch: Samples) -> tuple[Ar
 def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
     """PQN for one environment, on whatever shards ``pool`` stands for."""
     network = networks.make_q(config, spec, layer_norm=config.algo.layer_norm)
-
-    def init_shared(key: Key, options: Config, weights: networks.Weights | None = None) -> Shared:
-        params, observation = networks.begin(
-            network, spec, key, options.normalize_observations, weights
-        )
-        optimizer = optim.make(options).init(params)
-        discounted = normalize.init(options.scale_rewards)
-        return Shared(options, params, optimizer, observation, discounted)
 
     def shard_samples(shared: Shared, rollout: Rollout) -> Samples:
         """The steps of one shard's rollout ``[T, B]`` with their λ-returns, ``[T * B]``."""
@@ -141,8 +125,8 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         return Shared(options, unravel(params), state, observation, discounted), local, metrics
 
     return Algorithm(
-        init_shared=init_shared,
-        init_local=lambda key, shard_index: jnp.zeros(config.envs_per_shard),  # discounted returns
+        init_shared=partial(on_policy.init, network, spec),
+        init_local=on_policy.discounted_returns(config),
         init_carry=lambda num_envs: (),
         actor=q_learning.actor,
         act=q_learning.acting(network),

@@ -43,7 +43,7 @@ def init(
     spec: EnvSpec,
     key: Key,
     options: Any,
-    weights: Weights | None,
+    weights: Weights | None = None,
     lag: int = 0,
 ) -> Shared:
     """The state before the first iteration, with the ``weights`` or random ones; the target network
