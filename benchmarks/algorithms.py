@@ -120,15 +120,14 @@ def row_of(algo: str, environment: str, run: Path, transfer: bool) -> Row:
         gymnasium = f"{difference:+.2f} ± {error:.2f}: {verdict}"
     scores = [-math.inf if x is None else x for x in result["per_agent"]]
     target = TARGETS.get(config_of(algo, environment).stem)
-    digits = 1 if max(map(abs, result["ci95"])) >= 10 else 2
-    centre, low, high, worst = (
-        f"{x:.{digits}f}" for x in (result["iqm"], *result["ci95"], min(scores))
-    )
+    interval = [x for x in result["ci95"] if x is not None]
+    digits = 1 if max(map(abs, [result["iqm"], *interval])) >= 10 else 2
+    centre, worst, *bounds = (f"{x:.{digits}f}" for x in (result["iqm"], min(scores), *interval))
     return Row(
         algo=algo + (" (GRU)" if getattr(config.algo, "recurrent", False) else ""),
         environment=environment,
         seeds=f"{len(scores)}",
-        score=f"{centre} ({low} to {high})",
+        score=centre + (f" ({' to '.join(bounds)})" if bounds else ""),
         worst=worst,
         failed="" if target is None else failures(scores, target.target),
         gymnasium=gymnasium,

@@ -17,6 +17,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxrl_scale.errors import RunError, nearest
 
@@ -92,6 +93,21 @@ def traced(options: T) -> T:
     """The same options with a float32 array for each number. None stays None: what is switched
     off is switched off for all agents of a program."""
     return jax.tree.map(jnp.float32, options)
+
+
+def with_pythons_numbers(value: Any) -> Any:
+    """The same value with Python's numbers where it, what it holds or its fields are NumPy's."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, dict):
+        return {key: with_pythons_numbers(x) for key, x in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(with_pythons_numbers, value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        numpys = {name: x for name, x in fields.items() if isinstance(x, np.generic)}
+        return dataclasses.replace(value, **with_pythons_numbers(numpys)) if numpys else value
+    return value
 
 
 def check_divides(total: int, total_name: str, part: int, part_name: str) -> None:

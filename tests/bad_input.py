@@ -202,6 +202,7 @@ def main(argv: Sequence[str]) -> int:
     os.environ |= {"PYTHONDONTWRITEBYTECODE": "1", "WANDB_MODE": "disabled"}
     sys.path.insert(0, str(REPOSITORY))
     jax.config.update("jax_disable_most_optimizations", True)  # nothing here trains for long
+    jax.devices()  # so that no kind is the first, and says how many devices the process has
     groups = list(dict.fromkeys(kind.group for kind in KINDS))
     if unknown := [name for name in argv if name not in groups]:
         print(f"no group is called {unknown[0]!r}; there are {', '.join(groups)}", file=sys.stderr)

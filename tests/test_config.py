@@ -12,6 +12,7 @@ from typing import Literal, get_args, get_origin, get_type_hints
 
 import flax.linen as nn
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import jaxrl_scale
@@ -851,6 +852,21 @@ def test_a_config_file_with_a_wrong_value_is_refused(fields, said, write):
 def test_paths_and_lists_of_python_are_what_the_command_line_has():
     config = Config(hidden_sizes=[32, 16], run_dir=Path("runs/a"), init_from=Path("runs/b"))
     assert config == loaded("--hidden_sizes=32,16", "--run_dir=runs/a", "--init_from=runs/b")
+
+
+def test_numbers_of_numpy_are_those_of_python():
+    config = Config(
+        seed=np.int64(3),
+        portable=np.bool_(True),
+        target_return=np.float64(2.5),
+        hidden_sizes=[np.int32(32)],
+        env_kwargs={"a": [np.float64(0.5)]},
+        algo=ppo.Config(epochs=np.int64(2), learning_rate=np.float32(0.5)),
+    )
+    numbers = config.seed, config.portable, config.target_return, *config.hidden_sizes
+    numbers += *config.env_kwargs["a"], config.algo.epochs, config.algo.learning_rate
+    assert numbers == (3, True, 2.5, 32, 0.5, 2, 0.5)
+    assert [type(x) for x in numbers] == [int, bool, float, int, float, int, float]
 
 
 def test_a_config_file_that_does_not_exist_is_refused_with_the_nearest(write):

@@ -17,7 +17,14 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from jaxrl_scale import algos, envs
 from jaxrl_scale.errors import RunError, one_line
-from jaxrl_scale.options import check_divides, check_fields, largest_divisor, option, shown
+from jaxrl_scale.options import (
+    check_divides,
+    check_fields,
+    largest_divisor,
+    option,
+    shown,
+    with_pythons_numbers,
+)
 from jaxrl_scale.types import MOST_SHARDS
 
 _INT32 = 2**31 - 1  # JAX counts and indexes in int32
@@ -209,13 +216,15 @@ class Config:
         return self.num_envs // self.num_shards
 
     def __post_init__(self) -> None:
-        """In Python a path may be a `pathlib.Path`, and sizes may be a list."""
+        """In Python a path may be a `pathlib.Path`, sizes a list, and a number one of NumPy's."""
+        given = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         for name in ("run_dir", "init_from"):
-            if isinstance(path := getattr(self, name), os.PathLike):
-                object.__setattr__(self, name, os.fspath(path))
-        sizes: Any = self.hidden_sizes
-        if isinstance(sizes, list):
-            object.__setattr__(self, "hidden_sizes", tuple(sizes))
+            if isinstance(given[name], os.PathLike):
+                given[name] = os.fspath(given[name])
+        if isinstance(given["hidden_sizes"], list):
+            given["hidden_sizes"] = tuple(given["hidden_sizes"])
+        for name, value in with_pythons_numbers(given).items():
+            object.__setattr__(self, name, value)
 
     def replace(self, **changes: Any) -> Config:
         """A copy with other values for some options."""

@@ -31,10 +31,11 @@ def draw(
     columns = min(3, count)
     rows = -(-count // columns)
     figure = new_figure(4.2 * columns, 3.2 * rows + 0.4)
-    stopped = ", the pale ones were stopped early and have their return in training."
+    several = any(one.ci95 != (None, None) for one in ranks)  # seeds
+    line = " and its line the 95 % interval over seeds" if several else ""
+    stopped = ", the pale ones were stopped early and have their return in training"
     told = (
-        "A point is a setting and its line the 95 % interval over seeds; the large one is the best"
-        + (stopped if ranks[0].rung else ".")
+        f"A point is a setting{line}; the large one is the best{stopped if ranks[0].rung else ''}."
     )
     figure.suptitle(told, fontsize=9, color=SOFT, ha="left", x=0.02)
     axes = np.ravel(figure.subplots(rows, columns, squeeze=False))
