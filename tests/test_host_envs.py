@@ -311,6 +311,17 @@ def test_without_life_loss_and_clipping_reward_and_score_are_one():
 
 
 @needs_envpool
+def test_a_game_that_ends_at_the_step_of_its_limit_is_terminated():
+    _, seen = play(envs.make("Qbert-v5"), SEEDS[:1], 400)
+    end = np.flatnonzero(seen.game_over)[0]
+    resets = seen.terminated[:end].sum()  # the steps after lost lives are none of the game's
+    limited = envs.make("Qbert-v5", max_episode_steps=int(end + 1 - resets))
+    _, seen = play(limited, SEEDS[:1], end + 1)
+    assert (seen.terminated[-1], seen.truncated[-1], seen.game_over[-1]) == (True, False, True)
+    assert not seen.game_over[:-1].any()
+
+
+@needs_envpool
 def test_num_levels_and_start_level_choose_the_levels():
     def starts(**kwargs):
         simulator = envs.make(PROCGEN, **kwargs).simulate(np.arange(32), 1)

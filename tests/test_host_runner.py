@@ -30,6 +30,7 @@ from jaxrl_scale.parallel import backend
 from jaxrl_scale.parallel.hosts import Hosts
 from jaxrl_scale.records.progress import Clock
 from jaxrl_scale.train import loop
+from jaxrl_scale.types import HostStep
 
 NAME = "host_cartpole:HostCartPole"
 T, EVERY, ITERATIONS = 8, 3, 8
@@ -203,6 +204,21 @@ def test_games_are_cut_at_a_restart_as_a_time_limit_cuts_them():
     assert halves[1].cut.any()
     assert games.ended.all()
     assert not games.episode_return.any()
+
+
+def test_a_restart_cuts_the_episodes_that_have_not_ended_by_themselves():
+    spec, kinds = HostCartPole().spec, np.eye(4, dtype=bool)  # terminates, truncated, runs, resets
+    terminates, truncated, _, resets = kinds
+    games = host_rollout.fresh(spec, (1, 1, 1), 1, 4)
+    games.ended[...] = resets
+    room = host_rollout.empty(spec, (1, 1, 1), 1, 4, ())
+    obs, reward = np.zeros((1, 1, 1, 4, 4), np.float32), np.ones(4, np.float32)
+    seen = HostStep(obs, reward, terminates, truncated, reward, terminates | truncated)
+    host_rollout.record(games, room, 0, slice(None), seen, True)
+    assert room.cut.ravel().tolist() == [False, False, True, False]
+    assert room.rollout.truncated.ravel().tolist() == [False, True, True, False]
+    assert room.rollout.terminated.ravel().tolist() == [True, False, False, False]
+    assert room.ended.ended.ravel().tolist() == [True, True, False, False]
 
 
 def test_cut_episodes_are_counted_and_enter_no_return(reference):
