@@ -18,8 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
-import numpy as np
-
 from jaxrl_scale import commands, envs
 from jaxrl_scale.config import Config, command_line, files
 from jaxrl_scale.errors import (
@@ -40,7 +38,6 @@ from jaxrl_scale.options import largest_divisor
 from jaxrl_scale.parallel import backend
 from jaxrl_scale.parallel.cluster import find
 from jaxrl_scale.parallel.hosts import Hosts, join
-from jaxrl_scale.records import statistics
 from jaxrl_scale.records.checkpoint import is_shared
 from jaxrl_scale.records.past_run import finished
 from jaxrl_scale.records.progress import Clock
@@ -49,12 +46,10 @@ from jaxrl_scale.records.run_directory import (
     plain,
     read_object,
     refuse_run,
-    replace_file,
     short,
     write_json_once,
 )
-from jaxrl_scale.records.terminal import number
-from jaxrl_scale.search import model, orders, results, rungs, space, wandb_group
+from jaxrl_scale.search import conclusion, model, orders, results, rungs, space
 from jaxrl_scale.search.orders import Order
 from jaxrl_scale.search.plan import MOST, Chunk, Plan, Start, configs_of, shown
 from jaxrl_scale.search.results import Outcome, Ranked
@@ -173,121 +168,6 @@ def begin(folder: Path, sweep: dict[str, Any], divided: Callable[[], list[list[i
                 f"repeat its command: {there.get('command', '')}"
             )
     return there["chunks"]
-
-
-def write_results(
-    folder: Path,
-    base: Config,
-    ranges: Sequence[Range],
-    trained: Trained,
-    ranks: Sequence[Ranked],
-    finalists: Sequence[Ranked],
-    fresh: Sequence[Outcome],
-    every: int = 0,
-) -> None:
-    """The tables, the picture and the winner's config; prints what a person wants to know.
-
-    Args:
-      ranks: of all settings, by the search.
-      finalists: the best of them, as other seeds rank them; the first of them is the best.
-      fresh: of the starting config, setting 0, and of the best, 1.
-      every: iterations between the changes of a population.
-    """
-    from jaxrl_scale.search import plots
-    from jaxrl_scale.search.page import page
-
-    found, settings, histories = trained
-    final = finalists[0]
-    best, history = settings[final.setting], histories[final.setting]
-    lines = _told(settings, ranks, finalists, fresh, every)
-    text = "\n\n".join(["Found by a sweep of jaxrl_scale.", *lines])
-    config = command_line.with_options(base, best).replace(run_dir=None)
-    schedule = {"schedule.csv": results.schedule_table(history, every)} if every else {}
-    with commands.working("drawing the results"):
-        picture = plots.draw(ranges, settings, ranks, final.setting, fresh)
-        files_of_sweep: dict[str, bytes | None] = {
-            **schedule,
-            "agents.csv": results.agents_table(found, settings),
-            "agents.parquet": results.agents_parquet(found, settings),
-            "settings.csv": results.settings_table(ranks, settings),
-            "finalists.csv": results.settings_table(finalists, settings),
-            "curves.csv": results.curves_table(found),
-            "sweep.png": picture,
-            "sweep.html": page(
-                lines, base, ranges, settings, found, ranks, final.setting, picture
-            ).encode(),
-            "best.py": files.to_python(config, text).encode(),
-        }
-    for name, data in files_of_sweep.items():
-        if data is not None:
-            replace_file(folder / name, data)
-            print(f"wrote {short(folder / name)}")
-    with commands.working("handing the sweep to wandb"):
-        wandb_group.log(folder, base, settings, found, ranks)
-    print("\n".join(lines))
-
-
-def _told(
-    settings: Sequence[Setting],
-    ranks: Sequence[Ranked],
-    finalists: Sequence[Ranked],
-    fresh: Sequence[Outcome],
-    every: int,
-) -> list[str]:
-    """What a person wants to know, as sentences. The arguments are those of `write_results`."""
-    best = finalists[0].setting
-    place = [one.setting for one in ranks].index(best)
-    start, winner = _compared(fresh)
-    found = statistics.difference(winner, start)
-    gained, ci95 = found["difference"], found["difference_ci95"]
-    if gained is None:
-        verdict = "an agent failed, so that the two cannot be compared"
-    elif ci95 is None:
-        verdict = "one seed cannot tell whether the difference holds up"
-    else:
-        low, high = map(number, ci95)
-        holds = "holds up" if ci95[0] > 0 else "does not hold up"
-        verdict = f"the difference is {number(gained)} (95 % interval {low} to {high}): it {holds}"
-    after = how_many(every, "iteration") if every > 1 else "iteration"
-    changed = (
-        f" at the end; before, it changed every {after} as schedule.csv says, and so it "
-        "did on fresh seeds."
-    )
-    searched, count = ranks[place], len({one.seed for one in fresh})
-    ours, theirs = (number(statistics.score(x)) for x in (winner, start))
-    of_all, seeds = how_many(len(settings), "setting"), how_many(count, "fresh seed")
-    return [
-        f"The best of {of_all}: {shown(settings[best])}{changed if every else ''}",
-        f"Its return in the search: {number(searched.iqm)} ({_seeds(searched)}), rank {place + 1}.",
-        *_finals(finalists),
-        f"On {seeds}: {ours}, and {theirs} with the starting config; {verdict}.",
-    ]
-
-
-def _finals(finalists: Sequence[Ranked]) -> list[str]:
-    """What is said of them."""
-    first, *others = finalists
-    if not others:
-        return []
-    theirs = ", ".join(number(one.iqm) for one in others)
-    have = "the others have" if len(others) > 1 else "the other has"
-    return [
-        f"Of the {len(finalists)} best there it is the best with other seeds: {number(first.iqm)} "
-        f"({_seeds(first)}), worst seed {number(min(first.scores, default=None))}; {have} "
-        f"{theirs}."
-    ]
-
-
-def _seeds(one: Ranked) -> str:
-    count = len(one.scores)
-    return f"IQM over {how_many(count, 'seed')}"
-
-
-def _compared(fresh: Sequence[Outcome]) -> list[Any]:
-    """The scores on fresh seeds of the starting config and of the best setting; none where an agent
-    failed."""
-    both = [[one.score for one in fresh if one.setting == k] for k in (0, 1)]
-    return [np.array([] if None in scores else scores, np.float64) for scores in both]
 
 
 # --- the command ----------------------------------------------------------------------------
@@ -514,7 +394,7 @@ def _lead(asked: Asked, parts: list[list[int]], hosts: Hosts) -> int:
             chunk = asked.plan.chunks(0, parts)[args.task]
             done = train_chunk(hosts, stop, args.run_dir, chunk, position)
     if found:
-        write_results(args.run_dir, asked.base, asked.ranges, *found, args.perturb_every)
+        conclusion.write(args.run_dir, asked.base, asked.ranges, *found, args.perturb_every)
     status = FINISHED if done else STOPPED
     orders.agreed(hosts, stop, Order(status=status))
     return status

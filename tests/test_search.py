@@ -30,7 +30,17 @@ from jaxrl_scale.loop.stop import StopRequest
 from jaxrl_scale.parallel.hosts import Hosts
 from jaxrl_scale.parallel.machine import free_port
 from jaxrl_scale.records.checkpoint import restore
-from jaxrl_scale.search import model, orders, plan, plots, population, results, rungs, space
+from jaxrl_scale.search import (
+    conclusion,
+    model,
+    orders,
+    plan,
+    plots,
+    population,
+    results,
+    rungs,
+    space,
+)
 from jaxrl_scale.search.orders import Order
 from jaxrl_scale.search.page import page
 from jaxrl_scale.search.results import Outcome
@@ -482,7 +492,7 @@ def test_the_best_setting_is_judged_on_fresh_seeds(tmp_path, capsys, ours, said)
     ]
     ranks = results.ranked(found)
     trained = Trained(found, settings, [[setting] for setting in settings])
-    sweep.write_results(tmp_path, base, ranges, trained, ranks, ranks[:1], fresh)
+    conclusion.write(tmp_path, base, ranges, trained, ranks, ranks[:1], fresh)
     out = capsys.readouterr().out
     assert said in out
     assert "The best of 2 settings: --algo.learning_rate=0.002\n" in out
