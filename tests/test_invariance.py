@@ -140,6 +140,15 @@ def test_the_state_of_one_placement_goes_on_in_another():
 
 
 @pytest.mark.quickly
+def test_a_run_that_is_made_longer_is_the_run_of_that_length():
+    """Where nothing falls over the run."""
+    config = small({"lr_schedule": "constant"}, iterations=2, devices=2)
+    longer = config.replace(iterations=4)
+    half, _ = run(config)
+    assert differing(run(longer)[0], run(longer, iterations=2, state=half)[0]) == []
+
+
+@pytest.mark.quickly
 def test_fast_sums_agree_within_rounding_at_the_first_update():
     config = CONFIGS["cartpole"]
     exact, _ = run(config.replace(devices=1), iterations=1)

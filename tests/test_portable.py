@@ -151,8 +151,8 @@ def test_a_digest_is_of_names_types_shapes_and_bits():
     assert digest.of_tree(tree | {"a": np.asfortranarray(tree["a"])}) == digest.of_tree(tree)
 
 
-# Slow for now, because nobody has seen these digests on another processor yet: a difference there
-# would be news, not a fault of the change that is being tested.
+# Slow, because few processors have computed these digests (docs/exactness.md): a difference on
+# another one would be news, not a fault of the change that is being tested.
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_portable_run_has_the_digest_that_is_stored_for_this_jaxlib(name):
