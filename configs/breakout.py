@@ -3,7 +3,7 @@
     python -m jaxrl_scale.train --config configs/breakout.py
 
 Training takes 2,000,000 steps. The return is then about 21 while the agent explores and 22 when it
-acts greedily (one agent, seed 0). In gymnax's published curve, PPO has 15 to 20 after as many
+acts greedily (one agent, seed 0). In gymnax's published curves, PPO has 15 to 17 after as many
 steps (`benchmarks/minatar.py`). With an entropy bonus of 0.01 and a learning rate of 1e-3, the
 greedy return is 7.
 """

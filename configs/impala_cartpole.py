@@ -2,8 +2,7 @@
 
     python -m jaxrl_scale.train --config configs/impala_cartpole.py
 
-Training takes 1,000,000 steps. Each of 64 agents then reaches a return of 499 or
-more, where 500 is the maximum.
+Training takes 1,000,000 steps. Each of 64 agents then reaches a return of 500, the maximum.
 """
 
 from jaxrl_scale.algos import impala

@@ -3,7 +3,7 @@
     python -m jaxrl_scale.train --config configs/pqn_breakout.py
 
 Training takes 2,000,000 steps. The return is then about 18 while the agent explores and 23.5 when
-it acts greedily (one agent, seed 0). In gymnax's published curve, PPO has 15 to 20 after as many
+it acts greedily (one agent, seed 0). In gymnax's published curves, PPO has 15 to 17 after as many
 steps (`benchmarks/minatar.py`).
 """
 
