@@ -111,9 +111,10 @@ class TimeStep(NamedTuple):
 class Environment(Protocol):
     """ONE environment: physics only, no batch, no auto-reset, no time limit.
 
-    Both methods are pure. Batched, both are computed for every environment at every step, and
-    `jaxrl_scale.loop.rollout` throws away what it does not need: the reset of an episode that
-    goes on, the step from a fresh state where one has just ended.
+    Both methods are pure. Batched, ``step`` is computed for every environment at every step, and
+    ``reset`` for all of them where any episode has ended. `jaxrl_scale.loop.rollout` throws away
+    what it does not need: the reset of an episode that goes on, the step from a fresh state where
+    one has just ended.
 
     A class that has an attribute ``spec`` and the two pure methods is an environment. A
     method ``render(state) -> uint8 [height, width, 3]`` (host side, NumPy) is optional.

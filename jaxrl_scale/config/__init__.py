@@ -54,7 +54,8 @@ def _default_algorithm() -> AlgorithmConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """All options of a run. A run is a function of its config alone; the seed is part of it."""
+    """All options of a run, its seed among them. A run is a function of its config alone, and of
+    the policy of ``init_from``, where there is one."""
 
     env: str = option(
         "CartPole-v1",

@@ -3,12 +3,14 @@ one of your own, and `play` steps through it as plain Python.
 
 There are these kinds of names:
 
-- a Gymnasium id, such as ``CartPole-v1``: an environment that is written here in JAX, in a file of
-  its own, and tested step by step against Gymnasium;
-- a game of Procgen or Atari, such as ``CoinrunEasy-v0`` or ``Pong-v5``: real ones, by EnvPool, as
-  are ``envpool:<Id>`` for its others, such as ``envpool:CartPole-v1``;
-- ``gymnasium:<Id>``, such as ``gymnasium:CartPole-v1``: any environment of Gymnasium;
-- ``gymnax:<Id>``, such as ``gymnax:Breakout-MinAtar``: any registered environment of gymnax;
+- a Gymnasium id, such as ``CartPole-v1``: an environment that is written here in JAX, and tested
+  step by step against Gymnasium (LunarLander's until the first contact);
+- a game of Procgen or Atari, such as ``CoinrunEasy-v0`` or ``Pong-v5``: real ones, by EnvPool;
+- ``envpool:<Id>``, such as ``envpool:CartPole-v1``: another environment of EnvPool that observes
+  one array and takes one action;
+- ``gymnasium:<Id>``, such as ``gymnasium:CartPole-v1``: an environment of Gymnasium whose spaces
+  `jaxrl_scale.types.EnvSpec` can describe;
+- ``gymnax:<Id>``, such as ``gymnax:Breakout-MinAtar``: an environment that gymnax has registered;
 - ``my_package.my_module:MyEnv``: a class of your own, on ``sys.path`` or in the current directory.
   A function that builds an environment will do if its return annotation is an environment class.
 

@@ -1,4 +1,4 @@
-"""Any environment of Gymnasium, adapted to `jaxrl_scale.types.HostEnvironment`.
+"""Environments of Gymnasium, adapted to `jaxrl_scale.types.HostEnvironment`.
 
 The environments are stepped by threads, each of which has a fixed part of them. Python computes
 in one thread at a time, so more than one thread helps only where an environment's own library
