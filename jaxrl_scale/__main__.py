@@ -19,9 +19,9 @@ COMMANDS = {
     "export": "write a policy as NumPy, StableHLO or ONNX, to run without this package",
     "runs": "list runs: how they differ, what they reached, how far they are",
     "report": "write a page with the curves and results of one run or several",
-    "sweep": "search for good settings among many agents in one program",
+    "sweep": "search for good options, with many agents side by side",
     "compare": "train several configs in several environments and compare them",
-    "scaling": "measure speed and learning against the number of processes",
+    "scaling": "measure speed and learning over processes, devices and environments",
 }
 
 

@@ -354,7 +354,7 @@ def _parser() -> commands.Parser:
         "mode",
         "{strong,weak,both}",
         "strong: the environments are divided between all devices; weak: every device has "
-        "--num_envs environments [strong]",
+        "--num_envs environments, and a minibatch is as large as before [strong]",
         choices=("strong", "weak", "both"),
         default="strong",
     )

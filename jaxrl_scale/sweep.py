@@ -180,7 +180,7 @@ Search for good options. Ranges stand where values would:
     --algo.entropy_coef=0,0.003,0.01 --total_steps=200_000 --run_dir=runs/search
 
 With --rungs=2 all settings are trained for a ninth of the run, the best third of them for a third
-of it, and the best third of those to the end (successive halving; --factor=3 is the third).
+of it, and the best third of those to the end (successive halving; --factor=3 is the default).
 
 With --perturb_every=20 --seeds=1 the worst quarter of the agents goes on every 20 iterations from
 copies of the best quarter, whose settings are changed a little (population-based training).
@@ -232,30 +232,28 @@ def _parser() -> commands.Parser:
         "--draw",
         choices=get_args(space.Draws),
         default="sobol",
-        help="how settings are drawn: evenly (Sobol points), at random, all combinations of "
-        "choices, whatever --agents says, or batch after batch by a model of the scores so far "
-        "(Optuna's TPE) [sobol]",
+        help="how settings are drawn; sobol: evenly, as Sobol points; random: at random; grid: all "
+        "combinations of choices, whatever --agents says; tpe: batch after batch, by a model of "
+        "the scores so far (Optuna's TPE) [sobol]",
     )
     add("batch", "N", "settings of a batch of --draw=tpe [an eighth of all]", type=whole())
     add("draw_seed", "N", "seed of the draws [0]", type=whole(0, 2**31 - 1), default=0)
     add(
         "finalists",
         "N",
-        "how many of the best settings are trained with other seeds, as many as --fresh_seeds, "
-        "which say which is the best; 1: the first of the search is [4]",
+        "number of the best settings that are trained again, each with --fresh_seeds other seeds, "
+        "to find the best of them; 1: the first of the search is the best [4]",
         type=whole(),
         default=4,
     )
     add(
         "fresh_seeds",
         "N",
-        "seeds with which the best is trained beside the starting config [16]",
+        "number of seeds with which the best is trained beside the starting config [16]",
         type=whole(),
         default=16,
     )
-    rung = (
-        "how often settings are compared and only the best of them go on (successive halving) [0]"
-    )
+    rung = "number of comparisons after which only the best settings go on (successive halving) [0]"
     add("rungs", "N", rung, type=whole(0), default=0)
     factor = "one setting in N goes on, and comparisons are at 1/N of the run, 1/N^2, ... [3]"
     add("factor", "N", factor, type=whole(2), default=3)
