@@ -42,6 +42,7 @@ METRICS = {
     "clip_fraction": "clipped fraction",
     "explained_variance": "explained variance",
     "grad_norm": "gradient norm",
+    "param_norm": "parameter norm",
     "learning_rate": "learning rate",
 }
 """The small plots, in this order; an algorithm's other metrics follow under their own names."""
