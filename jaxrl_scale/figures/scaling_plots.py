@@ -224,13 +224,14 @@ def _draw_returns(axes: Axes, series: Sequence[Compared]) -> None:
         ]
         style: Any = {"color": COLORS[k], "marker": MARKERS[k], "linestyle": ""}
         x, y, low, high = zip(*known, strict=True) if known else ((), (), (), ())
-        axes.plot(x, y, **style, markersize=5, label=f"equal {words}")
+        of = "evaluation" if budget == "iterations" else "training"
+        axes.plot(x, y, **style, markersize=5, label=f"equal {words} ({of})")
         within = np.array(low, float), np.array(high, float)  # None becomes NaN
         axes.vlines(x, *within, color=COLORS[k], linewidth=1.6)
     axes.set_xticks(range(len(results)), _everywhere(series), fontsize=7)
     axes.tick_params(axis="x", rotation=20 if len(results) > 3 else 0)
-    axes.margins(x=0.1, y=0.2)  # room for the legend
-    axes.legend(frameon=False, fontsize=8, ncols=3, loc="upper left")
+    axes.margins(x=0.1, y=0.35)  # room for the legend
+    axes.legend(frameon=False, fontsize=8, ncols=2, loc="upper left")
 
 
 def _draw_curves(

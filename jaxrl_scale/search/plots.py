@@ -32,12 +32,13 @@ def draw(
     rows = -(-count // columns)
     figure = new_figure(4.2 * columns, 3.2 * rows + 0.4)
     several = any(one.ci95 != (None, None) for one in ranks)  # seeds
-    line = " and its line the 95 % interval over seeds" if several else ""
-    stopped = ", the pale ones were stopped early and have their return in training"
-    told = (
-        f"A point is a setting{line}; the large one is the best{stopped if ranks[0].rung else ''}."
-    )
-    figure.suptitle(told, fontsize=9, color=SOFT, ha="left", x=0.02)
+    line = ", a line its 95 % interval over seeds" if several else ""
+    told = [f"A point is a setting{line}; the large one is the best."]
+    if ranks[0].rung:
+        told += ["The pale ones were stopped early and have their return in training."]
+    if any(each.kind == "choices" for each in ranges):
+        told += ["Points of one choice stand side by side."]
+    figure.suptitle("\n".join(told), fontsize=9, color=SOFT, ha="left", x=0.02)
     axes = np.ravel(figure.subplots(rows, columns, squeeze=False))
     for ax, each in zip(axes, ranges, strict=False):
         _marginal(ax, each, settings, ranks, best)
@@ -154,9 +155,10 @@ def _fresh_curves(ax: Axes, fresh: Sequence[Outcome]) -> None:
 def _curve(
     ax: Axes, curves: Sequence[list[tuple[float, float | None]]], name: str, color: str
 ) -> None:
-    """The interquartile mean over the seeds of one setting."""
+    """The interquartile mean over the seeds of one setting; a point, where that is all there is."""
     if curves:
-        ax.plot(*iqm_curve(curves), color=color, label=name)
+        steps, means = iqm_curve(curves)
+        ax.plot(steps, means, "o" if len(steps) == 1 else "-", color=color, label=name)
 
 
 def _finish(ax: Axes, title: str) -> None:
