@@ -106,7 +106,7 @@ def train(
         config of the run in what its result does not depend on.
       name: what the default run directory is called after.
       resume: a run directory to continue from its newest whole checkpoint. A run that has
-        finished is left as it is.
+        finished is left as it is, unless ``config`` asks for more steps.
       on_row: a function that is called with each row of metrics, after it was written: a dict, the
         same as in ``metrics.jsonl``, which docs/metrics.md explains. It sees the run and cannot
         change it: the row is a copy, and what the function returns is dropped. The run waits for
