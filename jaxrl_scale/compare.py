@@ -1,4 +1,4 @@
-"""Compare algorithms on games: ``python -m jaxrl_scale.compare --envs=A,B --configs=F,G``.
+"""Compare configs in environments: ``python -m jaxrl_scale.compare --envs=A,B --configs=F,G``.
 
 The command trains every config in every environment with every seed, each run in a process and in
 a run directory of its own, ``FOLDER/ENVIRONMENT/CONFIG/seedK``. It writes ``compare.html`` with its
@@ -215,7 +215,7 @@ def write_results(folder: Path) -> None:
 # --- the command ----------------------------------------------------------------------------
 
 _DESCRIPTION = """\
-Compare algorithms on games: train every config in every environment with every seed, and
+Compare configs: train each of them in every environment with every seed, and
 write a page with plots and tables (compare.html, compare.md, compare.json) of returns,
 normalized scores, steps a second, memory and time.
 
