@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 from typing import Any, NamedTuple
 
 import algorithms
@@ -12,12 +13,14 @@ import numpy as np
 import pytest
 from learners import Mixture, asked, check_values, rollout_of
 from running import differing, first_shared, runner_of, steps, time_at
+from test_docs import EXPLAINED
 
 from jaxrl_scale import algos
 from jaxrl_scale.config import Config
 from jaxrl_scale.learning import networks, normalize, returns
 from jaxrl_scale.loop import state as run_state
 from jaxrl_scale.parallel.sums import local_pool
+from jaxrl_scale.records.rows import scalars
 from jaxrl_scale.types import Box, Discrete, EnvSpec
 
 every_algorithm = pytest.mark.parametrize("name", algorithms.NAMES)
@@ -104,6 +107,15 @@ def population(name):
 
 def of_agent(tree, k):
     return jax.tree.map(lambda x: x[k : k + 1], tree)
+
+
+@every_algorithm
+def test_each_metric_is_explained_under_its_tag(name):
+    metrics = set(population(name).history[-1]) - {"ended", "steps", "total_return", "total_length"}
+    for metric in metrics:
+        (tag,) = scalars({metric: 0.0})
+        told = EXPLAINED[re.sub(r"\d+$", "k", metric)]
+        assert told == re.sub(r"\d+$", "k", tag)
 
 
 @every_algorithm

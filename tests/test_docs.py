@@ -9,6 +9,7 @@ import pytest
 from jaxrl_scale import __main__ as package
 from jaxrl_scale import sweep
 from jaxrl_scale.config import command_line, files
+from jaxrl_scale.records import rows
 from jaxrl_scale.search import space
 
 ROOT = Path(__file__).parent.parent
@@ -76,6 +77,14 @@ def test_the_lines_of_python_for_users_of_stable_baselines_run(tmp_path, monkeyp
     assert (shipped.env, shipped.algo.name) == ("CartPole-v1", "dqn")
     assert package.main(["runs", "--csv"]) == 0
     assert "CartPole-v1" in capsys.readouterr().out
+
+
+EXPLAINED = dict(re.findall(r"`(\w+)` \[(\S+)\]", (ROOT / "docs" / "metrics.md").read_text()))
+"""Of each metric that the page explains the tag. Those of the algorithms: test_algorithms.py."""
+
+
+def test_each_metric_that_has_a_tag_of_its_own_is_explained():
+    assert {name: EXPLAINED.get(name) for name in rows.TAGS} == rows.TAGS
 
 
 def test_the_tables_have_all_headings():
