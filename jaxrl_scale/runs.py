@@ -138,14 +138,14 @@ def print_table(listed: Sequence[PastRun]) -> None:
 
 def _cells(run: PastRun) -> dict[str, str]:
     of = _numbers(run)
-    first, count = of["seed"], of["num_seeds"]
+    count, seeds = of["num_seeds"], sorted(set(run.seeds))
     low, high = of["score_low"], of["score_high"]
     failed = f", {of['failed']} of {count} agents failed" if of["failed"] and count > 1 else ""
     return {
         "run": of["run"],
         "environment": of["env"],
         "algorithm": of["algo"],
-        "seeds": str(first) if count == 1 else f"{first}-{first + count - 1}",
+        "seeds": "-".join(map(str, dict.fromkeys((seeds[0], seeds[-1])))),
         "steps": compact(of["env_steps"]),
         "score": number(of["score"]),
         "95 % interval": "" if low is None else f"{number(low)} to {number(high)}",

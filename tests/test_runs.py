@@ -72,6 +72,22 @@ def test_two_runs_that_differ_are_both_unlike_the_other(listed, tmp_path):
     assert two.endswith(" algo.learning_rate=0.25")
 
 
+def test_agents_of_several_settings_of_a_sweep_have_the_seeds_of_the_sweep(listed, tmp_path):
+    """The config in the folder is that of the first setting."""
+    search = tmp_path / "runs" / "search"
+    for name in ("chunk0", "finalist1"):
+        make_run(search / name, seeds=4)
+    make_run(tmp_path / "runs" / "other", seeds=4)
+    sweep = {"seeds": [0, 1], "perturb_every": 0, "settings": [{"algo.gamma": 0.9}] * 2}
+    (search / "sweep.json").write_text(json.dumps(sweep))
+    _, other, chunk, finalist = listed()[1].splitlines()
+    assert " 0-1 " in chunk
+    assert chunk.endswith(" algo.gamma=several")
+    for line in (other, finalist):
+        assert " 0-3 " in line
+        assert "several" not in line
+
+
 def test_agents_that_failed_are_told(listed, tmp_path):
     make_run(tmp_path / "runs" / "some", seeds=4, failed=(1, 5))
     make_run(tmp_path / "runs" / "none", seeds=4)

@@ -8,6 +8,7 @@ or called here. Every file is checked: one that is damaged, or that something el
 from __future__ import annotations
 
 import json
+import re
 import types
 import typing
 from collections.abc import Sequence
@@ -37,6 +38,8 @@ class PastRun:
     """Of the start and of each resume (see `jaxrl_scale.records.run_directory`)."""
     seeds: Sequence[int]
     """Of the agents."""
+    searched: Sequence[str] = ()
+    """The options in which the agents differ, where they train side by side for a sweep."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -44,7 +47,7 @@ class PastRun:
         flat = files.flatten(self.config)
         for option in files.DICTS:
             flat |= {f"{option}.{name}": value for name, value in flat.pop(option).items()}
-        return flat
+        return flat | dict.fromkeys(self.searched, "several")
 
     @property
     def result(self) -> dict[str, Any]:
@@ -134,8 +137,21 @@ def read_any(path: Path) -> PastRun:
     if record := read_object(path / "run.json"):
         _check(record, _Record, config.num_seeds, short(path / "run.json"))
     summary = read_summary(path, config.num_seeds)
-    seeds = range(config.seed, config.seed + config.num_seeds)
-    return PastRun(path, config, rows, summary, record.get("starts", []), seeds)
+    seeds, searched = _agents(path, config)
+    return PastRun(path, config, rows, summary, record.get("starts", []), seeds, searched)
+
+
+def _agents(path: Path, config: Config) -> tuple[Sequence[int], Sequence[str]]:
+    """The seeds of a run's agents, and the options in which they differ: of several settings of a
+    sweep, each has every seed of the sweep, and the config is that of the first setting."""
+    seeds: Sequence[int] = range(config.seed, config.seed + config.num_seeds)
+    if not re.fullmatch(r"((rung|batch)\d+-)?chunk\d+|round\d+", path.name):
+        return seeds, ()
+    sweep = read_object(path.absolute().parent / "sweep.json")
+    settings, each = sweep.get("settings") or [{}], sweep.get("seeds") or [config.seed]
+    if sweep and not sweep.get("perturb_every"):  # else each agent has a seed of its own
+        seeds = list(each) * (config.num_seeds // len(each))
+    return seeds, list(settings[0])
 
 
 def side_by_side(runs: Sequence[PastRun], path: Path) -> PastRun:
