@@ -97,6 +97,28 @@ def test_the_loss_equals_its_slow_twin(correction):
         assert float(sums[name]) == pytest.approx(number, rel=1e-4), name
 
 
+def test_a_network_may_forbid_all_actions_where_it_sees_nothing():
+    """As in a reset step, whose observation is put away."""
+    network = networks.make(Config(hidden_sizes=(8,)), SPEC)
+
+    def apply(params, obs):
+        policy, value = network.apply(params, obs)
+        return jnp.where(obs[..., :3] != 0, policy, -jnp.inf), value
+
+    rollout = impala.without_what_is_not_used(acted_rollout(0, S=1, T=20, B=5))
+    rollout = jax.tree.map(lambda x: x[0], rollout)
+    params = random_parameters(network)
+    plain, forbidding = (
+        jax.jit(jax.grad(functools.partial(impala.loss, each, impala.Config()), has_aux=True))
+        for each in (network, network._replace(apply=apply))
+    )
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5),
+        forbidding(params, rollout),
+        plain(params, rollout),
+    )
+
+
 @functools.cache
 def compiled(module, shape, **own):
     S, T, B = shape

@@ -78,7 +78,8 @@ def loss(
     policy, value = network.apply(params, batch.obs)
     policy = policy[:-1]
     log_prob = network.policy.log_prob(policy, batch.action)
-    log_ratio = jax.lax.stop_gradient(log_prob - batch.extras)
+    # A network that forbids all actions for the zeros of a reset step has no log-probability there.
+    log_ratio = jax.lax.stop_gradient(optim.masked(batch.valid, log_prob - batch.extras))
     ratio = jnp.exp(log_ratio)
     target, advantage = returns.vtrace(
         jax.lax.stop_gradient(value),
