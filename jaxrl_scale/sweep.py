@@ -25,6 +25,7 @@ from jaxrl_scale.errors import (
     INPUT_OUTPUT_ERROR,
     INTERRUPTED,
     MISTAKE,
+    NOT_FINITE,
     STOPPED,
     RunError,
     how_many,
@@ -214,7 +215,7 @@ interrupted.
 
 
 def _parser() -> commands.Parser:
-    statuses = (FINISHED, MISTAKE, INPUT_OUTPUT_ERROR, STOPPED, INTERRUPTED)
+    statuses = (FINISHED, MISTAKE, NOT_FINITE, INPUT_OUTPUT_ERROR, STOPPED, INTERRUPTED)
     parser = commands.Parser(
         prog="python -m jaxrl_scale.sweep",
         usage="python -m jaxrl_scale.sweep --config=FILE --OPTION=RANGE [--OPTION=VALUE ...]",
@@ -424,6 +425,13 @@ def _search(
     if trained is None:
         return None
     ranks = results.ranked(trained.found)
+    if all(one.iqm is None for one in ranks):
+        raise RunError(
+            "no agent of the search has a finite loss and return, so that no setting is the best; "
+            "smaller learning rates may help, or the environment returns NaN; the runs are in "
+            f"{short(args.run_dir)}",
+            NOT_FINITE,
+        )
     finalists = _finalists(args, base, trained, ranks, train)
     if finalists is None:
         return None

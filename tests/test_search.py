@@ -386,6 +386,16 @@ def test_a_setting_that_was_stopped_is_no_finalist_and_a_finalist_alone_is_the_b
     assert sweep._finalists(args, Config(), Trained(found, [], []), ranks, None) == ranks[:1]
 
 
+def test_where_no_agent_has_a_score_no_setting_is_the_best(monkeypatch, tmp_path):
+    given = ["--algo.gamma=0.9,1", "--agents=2", "--seeds=1", f"--run_dir={tmp_path}"]
+    asked = sweep._asked(*sweep._parser().parse_known_args(given))
+    found = [Outcome(setting, 0, 0, None, [], "chunk0", setting) for setting in (0, 1)]
+    monkeypatch.setattr(sweep, "train_rungs", lambda *_: Trained(found, asked.settings, [[], []]))
+    with pytest.raises(RunError, match="no agent of the search has a finite loss") as told:
+        sweep._search(asked, [[0, 1]], None)
+    assert told.value.status == 3
+
+
 def test_the_table_of_settings_has_the_worst_seed_of_each():
     found = [Outcome(0, seed, 0, score, [], "chunk0", 0) for seed, score in enumerate((4.0, 1.0))]
     table = results.settings_table(results.ranked(found), [{"x": 7}]).decode().splitlines()
