@@ -95,6 +95,7 @@ class GymnasiumSimulator:
         self, spec: EnvSpec, envs: list[gymnasium.Env], seeds: list[int], num_threads: int
     ) -> None:
         self._spec, self._envs, self._seeds = spec, envs, seeds
+        self._what = f"environment {spec.id!r}"
         self._ended = np.zeros(len(envs), bool)
         threads = max(1, min(num_threads, len(envs)))
         self._parts = np.array_split(np.arange(len(envs)), threads)
@@ -104,8 +105,8 @@ class GymnasiumSimulator:
 
     def reset(self) -> np.ndarray:
         self._seen = self._blank()
-        for i, (env, seed) in enumerate(zip(self._envs, self._seeds, strict=True)):
-            self._observe(i, env.reset(seed=seed)[0])
+        for i, seed in enumerate(self._seeds):
+            self._reset(i, seed=seed)
         return self._seen.obs
 
     def send(self, action: np.ndarray) -> None:
@@ -125,10 +126,9 @@ class GymnasiumSimulator:
         """The environments' pictures, ``[n, height, width, 3]`` uint8."""
         for device in ("SDL_VIDEODRIVER", "SDL_AUDIODRIVER"):  # pygame asks for a screen otherwise
             os.environ.setdefault(device, "dummy")
-        what = f"environment {self._spec.id!r}"
         if self._envs[0].render_mode != "rgb_array":
-            raise RunError(f"{what} draws no pictures (render_mode 'rgb_array')")
-        with errors_in_one_line(f"{what}: render"):
+            raise RunError(f"{self._what} draws no pictures (render_mode 'rgb_array')")
+        with errors_in_one_line(f"{self._what}: render"):
             frames: list[Any] = [env.render() for env in self._envs]
             return np.stack(frames)
 
@@ -149,14 +149,32 @@ class GymnasiumSimulator:
     def _step_one(self, i: int, action: Any) -> None:
         env, seen = self._envs[i], self._seen
         if self._ended[i]:
-            self._observe(i, env.reset()[0])
+            self._reset(i)
             return
-        obs, reward, terminated, truncated, _ = env.step(self._taken(env, action))
+        returned: Any = env.step(self._taken(env, action))
+        self._check_parts("step", returned, "observation, reward, terminated, truncated, info")
+        obs, reward, terminated, truncated, _ = returned
+        if reward is None or np.shape(reward) != ():
+            raise RunError(
+                f"{self._what}: step returned the reward {reward}; it should be a number"
+            )
         self._observe(i, obs)
         seen.reward[i] = seen.score[i] = reward
         seen.terminated[i] = terminated
         seen.truncated[i] = truncated and not terminated
         seen.game_over[i] = terminated or truncated
+
+    def _reset(self, i: int, **seed: Any) -> None:
+        returned = self._envs[i].reset(**seed)
+        self._check_parts("reset", returned, "observation, info")
+        self._observe(i, returned[0])
+
+    def _check_parts(self, method: str, returned: Any, parts: str) -> None:
+        """Raise a `RunError` where a method returned another number of things."""
+        if not isinstance(returned, tuple) or len(returned) != len(parts.split()):
+            kind = type(returned).__name__
+            found = f"a tuple of {len(returned)}" if isinstance(returned, tuple) else f"a {kind}"
+            raise RunError(f"{self._what}: {method} returned {found}; it should return ({parts})")
 
     def _taken(self, env: gymnasium.Env, action: Any) -> Any:
         if isinstance(box := self._spec.action, Box):
@@ -169,9 +187,9 @@ class GymnasiumSimulator:
             self._seen.obs[i, obs - space.start] = 1
             return
         if np.shape(obs) != self._spec.observation_shape:  # NumPy might stretch it
-            raise ValueError(
-                f"{self._spec.id} returned an observation of shape {np.shape(obs)}; its space "
-                f"says {self._spec.observation_shape}"
+            raise RunError(
+                f"{self._what} returned an observation of shape {np.shape(obs)}; its space says "
+                f"{self._spec.observation_shape}"
             )
         self._seen.obs[i] = obs
 
