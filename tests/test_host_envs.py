@@ -18,14 +18,16 @@ import numpy as np
 import psutil
 import pytest
 from gymnasium import spaces
+from host_cartpole import HostCartPole, Poles
 from running import run, small
 
 from jaxrl_scale import envs
 from jaxrl_scale.config import Config
 from jaxrl_scale.envs import games, scores
 from jaxrl_scale.errors import RunError
+from jaxrl_scale.loop import host_rollout
 from jaxrl_scale.loop.agent import Agent
-from jaxrl_scale.types import Box, Discrete, EnvSpec, HostStep
+from jaxrl_scale.types import Box, Discrete, HostStep
 
 HAS_ENVPOOL = importlib.util.find_spec("envpool") is not None
 needs_envpool = pytest.mark.skipif(
@@ -167,20 +169,72 @@ def test_scores_are_normalized_by_what_was_published():
     assert sum(name.endswith("-v0") for name in scores.RANGES) == 32
 
 
-class OfMyOwn:
-    """Found by its name; the trainer's tests say what else a host environment needs."""
-
-    spec = EnvSpec("OfMyOwn", (3,), Discrete(2))
-
-    def simulate(self, seeds, num_threads):
-        raise NotImplementedError
+OF_MY_OWN = "host_cartpole:HostCartPole"
 
 
-def test_a_host_environment_of_ones_own_is_found_by_its_name(monkeypatch):
-    assert envs.on_host(envs.make("test_host_envs:OfMyOwn"))
-    monkeypatch.setattr(OfMyOwn, "spec", EnvSpec("OfMyOwn", (3,), Discrete(0)))
-    with pytest.raises(RunError, match=r"spec.action.n=0 should be"):
-        envs.make("test_host_envs:OfMyOwn")
+def test_a_host_environment_of_ones_own_is_found_by_its_name_and_tried(monkeypatch):
+    alive, received = Poles.alive, []
+    receive = Poles.receive
+    monkeypatch.setattr(Poles, "receive", lambda self: received.append(1) or receive(self))
+    for actions in (2, 0):
+        assert envs.on_host(envs.make(OF_MY_OWN, actions=actions))
+    assert received == [1, 1]
+    assert Poles.alive == alive
+    with pytest.raises(RunError, match=r"spec.action.n=-1 should be"):
+        envs.make(OF_MY_OWN, actions=-1)
+
+
+NO, ZERO = np.zeros(2, bool), np.zeros(2, np.float32)
+STEP = HostStep(np.zeros((2, 4), np.float32), ZERO, NO, NO, ZERO, NO)
+
+
+@pytest.mark.parametrize(
+    ("method", "returned", "said"),
+    [
+        ("reset", np.zeros((2, 3), np.float32), r"reset returned observations float32\[2,3\], it"),
+        ("reset", [[0.0] * 4] * 2, "reset returned observations .*it should be NumPy's"),
+        ("reset", None, r"observations None, it should be NumPy's float32\[2,4\] for 2 env"),
+        ("receive", tuple(STEP), "receive returned a tuple; it should return a .*HostStep"),
+        ("receive", None, "receive returned a NoneType; it should return a .*HostStep"),
+        ("receive", STEP._replace(obs=np.zeros((3, 4))), r"obs float64\[3,4\], it should"),
+        ("receive", STEP._replace(reward=np.zeros((2, 1))), r"reward float64\[2,1\], it should"),
+        ("receive", STEP._replace(terminated=np.zeros(2, int)), r"NumPy's bool\[2\] for 2"),
+    ],
+)
+def test_what_a_simulator_returned_and_should_return_is_told(monkeypatch, method, returned, said):
+    """When the environment is made, and in a run."""
+    env = envs.make(OF_MY_OWN)
+    monkeypatch.setattr(Poles, method, lambda self: returned)
+    with pytest.raises(RunError, match=f"environment '{OF_MY_OWN}': .*{said}"):
+        envs.make(OF_MY_OWN)
+    stage = host_rollout.Stage(env, (1, 1, 1, 2), 1, 1)
+    stage.restart(np.zeros((1, 1, 1, 2), int))
+
+    def steps():
+        for _ in range(2):
+            stage.send(0, np.zeros((1, 1, 1, 2), np.int32))
+            stage.receive(0)
+
+    with pytest.raises(RunError, match=f"environment 'HostCartPole': .*{said}"):
+        steps()
+    stage.close()
+    with pytest.raises(RunError, match=said):
+        list(host_rollout.play(env, lambda t, obs, first: np.zeros(2, np.int32), SEEDS[:2], 1, 3))
+
+
+@pytest.mark.parametrize(
+    ("method", "returned", "said"),
+    [
+        ("simulate", None, "simulate returned a NoneType, without a method reset"),
+        ("simulate", STEP, "simulate returned a .*HostStep, without a method reset"),
+        ("facts", None, r"facts\(\)=None should be a dict of texts"),
+        ("facts", {"version": 3}, r"facts\(\)={'version': 3} should be a dict of texts"),
+    ],
+)
+def test_what_else_a_host_environment_needs_is_told(monkeypatch, method, returned, said):
+    monkeypatch.setattr(HostCartPole, method, lambda *_: returned)
+    with pytest.raises(RunError, match=f"environment '{OF_MY_OWN}': {said}"):
+        envs.make(OF_MY_OWN)
 
 
 # --- the contract -------------------------------------------------------------------------
@@ -438,11 +492,37 @@ def test_an_error_in_a_step_is_raised_by_receive(told):
     simulator.close()
 
 
+OBS = np.zeros(4, np.float32)
+
+
 def test_an_observation_that_its_space_does_not_have_is_an_error(told):
     simulator = envs.make(told, obs=spaces.Box(0, 1, (3,)), seen=np.ones(1)).simulate(SEEDS, 1)
     with pytest.raises(ValueError, match=r"shape \(1,\); its space says \(3,\)"):
         simulator.reset()
     simulator.close()
+
+
+@pytest.mark.parametrize(
+    ("reset", "step", "said"),
+    [
+        (OBS, (), r"reset returned a ndarray; it should return \(observation, info\)"),
+        ((OBS, {}), (OBS, 1.0, False, {}), r"step returned a tuple of 4; it should return \(obs"),
+        ((OBS, {}), None, r"step returned a NoneType; it should return \(obs"),
+        (
+            (OBS, {}),
+            (OBS, np.ones(1), False, False, {}),
+            r"the reward \[1\.\]; it should be a numb",
+        ),
+        ((OBS, {}), (OBS, None, False, False, {}), "the reward None; it should be a number"),
+    ],
+)
+def test_what_an_environment_of_gymnasium_should_return_is_told(monkeypatch, reset, step, said):
+    env = envs.make("gymnasium:CartPole-v1")
+    made = gymnasium.make("CartPole-v1").unwrapped
+    made.reset, made.step = lambda seed: reset, lambda action: step
+    monkeypatch.setattr(env, "_make", lambda: made)
+    with pytest.raises(RunError, match=f"environment 'gymnasium:CartPole-v1': .*{said}"):
+        list(host_rollout.play(env, lambda t, obs, first: np.zeros(1, np.int32), SEEDS[:1], 1, 2))
 
 
 @pytest.mark.parametrize(

@@ -481,6 +481,7 @@ def test_two_processes_of_which_one_is_killed_and_one_alone_make_the_same_run(
     well(ended({0: reference})[0])
     assert_same_run(whole, other)
     evaluation = summary(whole)["evaluation"]
+    agent = load(whole)
     threads, init = [], Poles.__init__
 
     def noted(self, env, seeds, num_threads):
@@ -488,7 +489,6 @@ def test_two_processes_of_which_one_is_killed_and_one_alone_make_the_same_run(
         init(self, env, seeds, num_threads)
 
     monkeypatch.setattr(Poles, "__init__", noted)
-    agent = load(whole)
     returns = agent.evaluate(episodes=4)
     assert returns.mean() == pytest.approx(evaluation["mean"])
     assert set(threads) == {len(os.sched_getaffinity(0))}  # one for each core

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
+from contextlib import closing
 from typing import Any, NoReturn
 
 import jax
@@ -12,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_scale.errors import RunError
-from jaxrl_scale.types import Box, Discrete, EnvSpec, TimeStep
-from jaxrl_scale.user_code import describe, show_arrays
+from jaxrl_scale.types import Box, Discrete, EnvSpec, HostStep, TimeStep
+from jaxrl_scale.user_code import describe, errors_in_one_line, show_arrays
 
 _LARGEST = 2**31 - 1
 
@@ -21,16 +22,19 @@ _LARGEST = 2**31 - 1
 def check_env(env: Any, name: str | None = None, repeats: bool = True) -> None:
     """Raise a `RunError` of one line unless ``env`` keeps the contract.
 
-    Of an environment on the host (`jaxrl_scale.types.HostEnvironment`) only ``spec`` is checked.
-
     ``reset`` and ``step`` are traced: nothing is compiled and nothing runs, so this takes
     milliseconds. What depends on values (a reward that is not finite, an episode that never ends)
     is not seen.
 
+    An environment on the host (`jaxrl_scale.types.HostEnvironment`) cannot be traced: two of it
+    begin and make a step.
+
     Args:
       name: what the error calls the environment; its class by default.
-      repeats: also compare two traces of each method, which takes four more of them.
+      repeats: also compare two traces of each method, which takes four more of them. Without it
+        only ``spec`` is checked of an environment on the host.
     """
+    check_object(env)
     what = f"environment {name or type(env).__name__!r}"
     try:
         spec = env.spec
@@ -44,6 +48,8 @@ def check_env(env: Any, name: str | None = None, repeats: bool = True) -> None:
         raise RunError(f"{what}: spec{describe(error)}") from error
     _check_spec(what, spec)
     if hasattr(env, "simulate"):
+        if repeats:
+            _check_host(what, env)
         return
     observation = jax.ShapeDtypeStruct(spec.observation_shape, np.dtype(spec.observation_dtype))
 
@@ -71,6 +77,75 @@ def check_env(env: Any, name: str | None = None, repeats: bool = True) -> None:
     if repeats:
         _check_repeats(what, env, "reset", key)
         _check_repeats(what, env, "step", key, state, action)
+
+
+def _check_host(what: str, env: Any) -> None:
+    """Whether the methods of an environment on the host do what they should, by a step of two."""
+    if not callable(getattr(env, "facts", None)):
+        raise RunError(f"{what} has no method facts()")
+    with errors_in_one_line(f"{what}: facts"):
+        facts = env.facts()
+    texts = [*facts, *facts.values()] if isinstance(facts, dict) else [facts]
+    if not all(isinstance(text, str) for text in texts):
+        _refuse_value(what, "facts()", facts, "a dict of texts by name, which may be empty")
+    with errors_in_one_line(f"{what}: simulate"):
+        simulator = env.simulate(np.arange(2), 1)
+    for name in ("reset", "send", "receive", "close"):
+        if not callable(getattr(simulator, name, None)):
+            returned = _type_name(simulator)
+            raise RunError(f"{what}: simulate returned a {returned}, without a method {name}")
+    space = env.spec.action
+    first = np.clip(0, space.low, space.high) if isinstance(space, Box) else 0
+    with errors_in_one_line(what), closing(simulator):
+        check_seen(env.spec, simulator.reset(), 2, what)
+        simulator.send(np.full((2, *space.shape), first, space.dtype))
+        check_step(env.spec, simulator.receive(), 2, what)
+
+
+def check_seen(spec: EnvSpec, obs: Any, number: int, what: str = "") -> np.ndarray:
+    """What ``reset`` of a simulator of ``number`` environments has returned, if it fits."""
+    return _fitting(what or f"environment {spec.id!r}", "reset", "observations", obs, spec, number)
+
+
+def check_step(spec: EnvSpec, step: Any, number: int, what: str = "") -> HostStep:
+    """What ``receive`` of a simulator of ``number`` environments has returned, if it fits."""
+    what = what or f"environment {spec.id!r}"
+    if not isinstance(step, HostStep):
+        raise RunError(
+            f"{what}: receive returned a {_type_name(step)}; it should return a "
+            "jaxrl_scale.types.HostStep"
+        )
+    for name, x in step._asdict().items():
+        _fitting(what, "receive", name, x, spec, number)
+    return step
+
+
+def _fitting(what: str, method: str, part: str, x: Any, spec: EnvSpec, number: int) -> np.ndarray:
+    """An array of a simulator, if its shape is right and its dtype can become the right one."""
+    is_seen = part in ("observations", "obs")
+    shape = (number, *spec.observation_shape) if is_seen else (number,)
+    of_rewards = part in ("reward", "score")
+    dtype = np.dtype(spec.observation_dtype if is_seen else np.float32 if of_rewards else bool)
+    if (
+        not isinstance(x, np.ndarray)
+        or x.shape != shape
+        or not np.can_cast(x.dtype, dtype, "same_kind")
+    ):
+        found = jax.ShapeDtypeStruct(x.shape, x.dtype) if isinstance(x, np.ndarray) else x
+        raise RunError(
+            f"{what}: {method} returned {part} {show_arrays(found)}, it should be NumPy's "
+            f"{show_arrays(jax.ShapeDtypeStruct(shape, dtype))} for {number} environments"
+        )
+    return x
+
+
+def check_object(env: Any) -> None:
+    """Raise a `RunError` where an environment's class or name is given in its place."""
+    if isinstance(env, type):
+        called = env.__name__
+        raise RunError(f"{called} is a class; give an environment, which {called}(…) makes")
+    if isinstance(env, str):
+        raise RunError(f"{env!r} is a text; give an environment, which make({env!r}) makes")
 
 
 def _check_repeats(what: str, env: Any, name: str, *arguments: Any) -> None:

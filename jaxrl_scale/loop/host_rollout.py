@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxrl_scale.envs.check import check_seen, check_step
 from jaxrl_scale.loop.rollout import Ended
 from jaxrl_scale.types import Box, EnvSpec, HostEnvironment, HostStep, PyTree, Rollout, Simulator
 from jaxrl_scale.user_code import errors_in_one_line
@@ -137,22 +138,25 @@ class Stage:
 
     def receive(self, group: int) -> HostStep:
         """Wait for the step of a group: ``[D, P', S'/G, B, …]``."""
+        D, P, _, B = self._shape
+        shards = self.groups[group]
+        number = D * P * (shards.stop - shards.start) * B
         with self._errors_in_one_line():
             if self._fresh[group]:
                 self._fresh[group] = False
-                obs = self._simulators[group].reset()
+                obs = check_seen(self._env.spec, self._simulators[group].reset(), number)
                 no, zero = np.zeros(len(obs), bool), np.zeros(len(obs), np.float32)
                 seen = HostStep(obs, zero, no, no, zero, no)
             else:
-                seen = self._simulators[group].receive()
-        D, P, _, B = self._shape
+                seen = check_step(self._env.spec, self._simulators[group].receive(), number)
         return HostStep(*(x.reshape(D, P, -1, B, *x.shape[1:]) for x in seen))
 
     def close(self) -> None:
         """End the simulators' threads and free their memory. May be called twice."""
         simulators, self._simulators, self._fresh = self._simulators, [], []
-        for simulator in simulators:
-            simulator.close()
+        with self._errors_in_one_line():
+            for simulator in simulators:
+                simulator.close()
 
     def _errors_in_one_line(self) -> AbstractContextManager[None]:
         return errors_in_one_line(f"environment {self._env.spec.id!r}")
@@ -216,11 +220,12 @@ def play(
     with errors_in_one_line(f"environment {env.spec.id!r}"):
         simulator = env.simulate(seeds, num_threads)
         with closing(simulator):
-            obs, ended, is_first = simulator.reset(), done.copy(), ~done
+            obs = check_seen(env.spec, simulator.reset(), len(seeds))
+            ended, is_first = done.copy(), ~done
             yield simulator, score, done
             for t in itertools.count():
                 simulator.send(clipped(env.spec, act(t, obs, is_first)))
-                seen = simulator.receive()
+                seen = check_step(env.spec, simulator.receive(), len(seeds))
                 obs, is_first = seen.obs, ended
                 score = score + np.where(done | ended, 0, seen.score)
                 steps += ~ended
