@@ -1,4 +1,5 @@
-"""The fields of a config: how one is described, and the checks of its type, bounds and sizes.
+"""The fields of a config: how one is described, and the checks of its type, bounds and sizes. And
+the checks of what a function is given in Python.
 
 An algorithm's config is a frozen dataclass that `register` makes a pytree: its floats are the
 leaves, everything else is static. `traced` turns the floats into arrays, which is what the
@@ -10,16 +11,19 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import types
 import typing
 from dataclasses import field
+from numbers import Integral
+from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_scale.errors import RunError, nearest
+from jaxrl_scale.errors import RunError, nearest, one_line
 
 T = TypeVar("T")
 
@@ -195,6 +199,22 @@ def shown(value: Any) -> str:
         return short(repr(value))
     except ValueError:  # Python writes no whole number of more than 4,300 digits
         return short(hex(value))
+
+
+def given_path(name: str, value: Any) -> Path:
+    """The path that a function was given as ``name``. It may begin with ``~``."""
+    if not isinstance(value, str | os.PathLike):
+        raise RunError(f"{name}={short(one_line(repr(value)))} should be a path")
+    return Path(os.path.expanduser(value))
+
+
+def given_number(name: str, value: Any, least: int = 1) -> int:
+    """The whole number that a function was given as ``name``."""
+    is_whole = isinstance(value, Integral) and not isinstance(value, bool)  # also one of NumPy's
+    if not is_whole or value < least:
+        said = f"should be a whole number of at least {least}"
+        raise RunError(f"{name}={short(one_line(repr(value)))} {said}")
+    return int(value)
 
 
 def has_type(value: Any, hint: Any) -> bool:

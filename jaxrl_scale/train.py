@@ -34,6 +34,7 @@ from jaxrl_scale.loop.prepare import (
 from jaxrl_scale.loop.programs import seconds_compiling
 from jaxrl_scale.loop.state import Agents, Rows
 from jaxrl_scale.loop.stop import StopRequest
+from jaxrl_scale.options import given_path
 from jaxrl_scale.parallel import backend
 from jaxrl_scale.parallel.cluster import find
 from jaxrl_scale.parallel.hosts import Hosts, join
@@ -121,7 +122,7 @@ def train(
         end at once instead, with the error's status.
       KeyboardInterrupt: in a notebook, when a signal has stopped the run and it was saved.
     """
-    resume = None if resume is None else os.path.expanduser(resume)
+    resume = None if resume is None else given_path("resume", resume)
     config = checked(config, resume)
     if on_row is not None and not callable(on_row):
         raise RunError(f"on_row={on_row!r} should be a function that takes a row of metrics")

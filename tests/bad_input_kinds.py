@@ -575,6 +575,61 @@ def own_environments() -> Iterator[Kind]:
     )
 
 
+HOST_ENV = """
+import numpy as np
+from jaxrl_scale.types import Discrete, EnvSpec, HostStep
+
+class Simulator:
+    def __init__(self, number):
+        self.no, self.zero = np.zeros(number, bool), np.zeros(number, np.float32)
+        self.obs = np.zeros((number, 2), np.float32)
+
+    def reset(self):
+        return self.obs
+
+    def send(self, action):
+        pass
+
+    def receive(self):
+        return HostStep(self.obs, self.zero, self.no, self.no, self.zero, self.no)
+
+    def close(self):
+        pass
+
+class Mine:
+    spec = EnvSpec("Mine", (2,), Discrete(2), max_episode_steps=9)
+
+    def simulate(self, seeds, num_threads):
+        return Simulator(len(seeds))
+
+    def facts(self):
+        return {}
+"""
+
+
+def own_host_environments() -> Iterator[Kind]:
+    for old, new, said in (
+        ("(number, 2)", "(number, 3)", "reset returned observations float32[2,3], it should be"),
+        ("(number, 2)", "(9, 2)", "reset returned observations float32[9,2], it should be"),
+        ("return self.obs", "return self.obs.tolist()", "it should be NumPy's float32[2,2]"),
+        ("return self.obs", "pass", "reset returned observations None"),
+        ("return self.obs", "return 1 / 0", "ZeroDivisionError"),
+        ("return HostStep", "return tuple", "tuple"),
+        ("self.zero, self.no, self.no, ", "None, self.no, self.no, ", "receive returned reward"),
+        ("self.zero, self.no, self.no, ", "self.zero, 0, self.no, ", "receive returned terminated"),
+        ("self.zero, self.no)", "self.zero)", "game_over"),
+        ("(self, action)", "(self)", "TypeError"),
+        ("def close", "def end", "without a method close"),
+        ("return Simulator(len(seeds))", "pass", "simulate returned a NoneType"),
+        ("(self, seeds, num_threads)", "(self, seeds)", "simulate: TypeError"),
+        ("def facts", "def versions", "has no method facts()"),
+        ("return {}", "return {'version': 3}", "should be a dict of texts by name"),
+    ):
+        source = HOST_ENV.replace(old, new, 1)
+        assert source != HOST_ENV, old
+        yield Kind("own host environments", ("--env=mine:Mine",), said, files={"mine.py": source})
+
+
 # --- networks of one's own ------------------------------------------------------------------
 
 GOOD_NET = """
@@ -1119,13 +1174,27 @@ def from_python() -> Iterator[Kind]:
         of("load('nowhere')", "nowhere does not exist"),
         of("load('run', 1)", "the run has one agent, 0", run="run"),
         of("load('run', -1)", "the run has one agent, 0", run="run"),
+        of("load('run', 'best')", "agent='best': the run has one agent, 0", run="run"),
+        of("load(3)", "run_dir=3 should be a path"),
+        of("train(resume=Config())", "should be a path"),
+        of("from jaxrl_scale import plot\nplot(3)", "run_dir=3 should be a path"),
+        of("from jaxrl_scale import plot\nplot('run', metric=3)", "metric=3", run="run"),
+        of("from jaxrl_scale.config.files import read_file\nread_file(3)", "path=3 should be"),
+        of("load('run').evaluate(0)", "episodes=0 should be a whole number", run="run"),
+        of("load('run').evaluate(2.5)", "episodes=2.5 should be a whole number", run="run"),
+        of("load('run').evaluate_in_gymnasium(0)", "episodes=0 should be", run="run"),
+        of("load('run').act([])", "observation", run="run"),
+        of("import numpy\nload('run').act(numpy.zeros((0, 4)))", "observation", run="run"),
         of("load('run').act([0.0])", "observation", run="run"),
         of("load('run').act(None)", "observation", run="run"),
         of("load('run').act('left')", "observation", run="run"),
         of("envs.make('CartPol-v1')", "Did you mean 'CartPole-v1'"),
         of("envs.check_env(3)", "has no attribute spec"),
         of("envs.check_env(None)", "has no attribute spec"),
-        of("envs.check_env(dict)", "has no attribute spec"),
+        of("envs.check_env(dict)", "dict is a class; give an environment"),
+        of("envs.check_env('CartPole-v1')", "is a text; give an environment"),
+        of("envs.play(dict)", "dict is a class; give an environment"),
+        of("envs.play(envs.make('CartPole-v1'), steps=-1)", "steps=-1 should be a whole number"),
         of("import gymnasium\nenvs.check_env(gymnasium.make('CartPole-v1'))", "EnvSpec"),
         of("envs.play(envs.make('gymnasium:CartPole-v1'))", "runs on the host"),
     )
@@ -1137,6 +1206,7 @@ KINDS: tuple[Kind, ...] = (
     *config_files(),
     *named_environments(),
     *own_environments(),
+    *own_host_environments(),
     *own_networks(),
     *variables(),
     *run_directories(),

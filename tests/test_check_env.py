@@ -159,6 +159,13 @@ def test_played_episodes_end_at_the_time_limit_and_actions_are_clipped_or_random
     assert -1 <= min(one) < max(one) <= 2
 
 
+@pytest.mark.parametrize("given", [Good, "CartPole-v1"])
+def test_a_class_or_a_name_in_place_of_an_environment_is_told(given):
+    for function in (envs.check_env, envs.play):
+        with pytest.raises(RunError, match=r"give an environment, which .* makes"):
+            function(given)
+
+
 def test_an_environment_on_the_host_is_not_played_here():
     with pytest.raises(RunError, match="runs on the host: its simulator can be stepped as it is"):
         envs.play(envs.make("gymnasium:CartPole-v1"))

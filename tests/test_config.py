@@ -405,6 +405,18 @@ def test_a_value_out_of_bounds_is_refused(argv, said):
     assert refused(*argv) == said
 
 
+def test_what_a_function_is_given_in_python_is_checked():
+    assert options.given_path("run_dir", "~/x") == Path.home() / "x"
+    assert options.given_path("run_dir", Path("x")) == Path("x")
+    assert options.given_number("episodes", np.int32(3)) == 3
+    for wrong in (None, 3, ["x"], Config()):
+        with pytest.raises(RunError, match=r"^run_dir=.{1,60} should be a path$"):
+            options.given_path("run_dir", wrong)
+    for wrong in (0, -1, 2.5, "3", None, True, np.arange(2)):
+        with pytest.raises(RunError, match=r"^episodes=.* should be a whole number of at least 1$"):
+            options.given_number("episodes", wrong)
+
+
 def test_a_number_of_too_many_digits_for_python_is_refused():
     with pytest.raises(RunError, match=r"num_envs=0x\w{57}… should be at most"):
         config.check(DEFAULTS.replace(num_envs=10**5000))

@@ -14,6 +14,7 @@ from jaxrl_scale import algos
 from jaxrl_scale.config import Config, check
 from jaxrl_scale.config.shipped import FOLDER, config_file
 from jaxrl_scale.errors import RunError, closest, in_words, nearest, one_line
+from jaxrl_scale.options import given_path
 from jaxrl_scale.user_code import describe
 
 DICTS = ("env_kwargs", "test_env_kwargs")
@@ -23,7 +24,7 @@ DICTS = ("env_kwargs", "test_env_kwargs")
 def read_file(path: str | Path) -> Config:
     """The config that ``get_config()`` of a Python file returns."""
     said = "a jaxrl_scale.Config"
-    return returned_by(Path(path), "config file", FOLDER, "get_config", Config, said)
+    return returned_by(given_path("path", path), "config file", FOLDER, "get_config", Config, said)
 
 
 def shipped(env: str, algo: str = "ppo") -> Config:

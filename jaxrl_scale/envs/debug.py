@@ -9,7 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_scale.envs.check import check_object
 from jaxrl_scale.errors import RunError
+from jaxrl_scale.options import given_number
 from jaxrl_scale.types import Array, Box, Discrete, Environment, Key, PyTree, TimeStep
 
 
@@ -48,8 +50,10 @@ def play(
       A `Transition` for each step.
 
     Raises:
-      RunError: if the environment runs on the host.
+      RunError: if the environment runs on the host, or is none.
     """
+    check_object(env)
+    steps = given_number("steps", steps, 0)
     if hasattr(env, "simulate"):
         raise RunError(f"{env.spec.id} runs on the host: its simulator can be stepped as it is")
     space, limit = env.spec.action, env.spec.max_episode_steps

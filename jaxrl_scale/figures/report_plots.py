@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ import numpy as np
 
 from jaxrl_scale.errors import RunError, nearest
 from jaxrl_scale.figures.plot_style import COLORS, LINES, SOFT, dress, new_figure, png
+from jaxrl_scale.options import given_path
 from jaxrl_scale.records import statistics
 from jaxrl_scale.records.past_run import PastRun, read, return_metric
 from jaxrl_scale.records.rows import TIMINGS
@@ -184,7 +184,9 @@ def plot(*run_dirs: str | Path, metric: str | None = None) -> Figure:
     """
     if not run_dirs:
         raise RunError("give at least one run directory")
-    runs = drawn([read(Path(os.path.expanduser(run_dir))) for run_dir in run_dirs])
+    if metric is not None and not isinstance(metric, str):
+        raise RunError(f"metric={metric!r} should be the name of a metric, a text")
+    runs = drawn([read(given_path("run_dir", run_dir)) for run_dir in run_dirs])
     names = [metric or return_metric(one.run) for one in runs]
     curves = [curve(one.run, name) for one, name in zip(runs, names, strict=True)]
     if not any(np.isfinite(c.center).any() for c in curves):

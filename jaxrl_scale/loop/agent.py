@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import sys
 from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -27,6 +26,7 @@ from jaxrl_scale.loop.make import make_runner
 from jaxrl_scale.loop.programs import with_programs
 from jaxrl_scale.loop.runner import Runner
 from jaxrl_scale.loop.state import Shared, time_of
+from jaxrl_scale.options import given_number, given_path
 from jaxrl_scale.parallel import backend
 from jaxrl_scale.parallel.machine import visible_cores
 from jaxrl_scale.records import pieces
@@ -100,7 +100,7 @@ class Agent:
             raise RunError(f"this is no observation of {spec.id}: {error}") from None
         one = obs.ndim == len(spec.observation_shape)
         batch = obs[None] if one else obs
-        if batch.shape[1:] != spec.observation_shape:
+        if batch.shape[1:] != spec.observation_shape or not len(batch):
             raise RunError(
                 f"an observation of shape {obs.shape} is none of {spec.id}; it should be "
                 f"{spec.observation_shape}, or a batch of these"
@@ -126,6 +126,7 @@ class Agent:
     def evaluate(self, episodes: int = 128, greedy: bool = True) -> np.ndarray:
         """Play whole episodes in our environment with all agents of the run. Returns
         ``[P, episodes]``."""
+        episodes = given_number("episodes", episodes)
         with backend.settings_of(self.config):
             devices, cores = jax.local_devices(), len(visible_cores())
             placement = backend.place(self.config.replace(devices=None), devices, cores)
@@ -148,6 +149,7 @@ class Agent:
         """
         import gymnasium
 
+        episodes = given_number("episodes", episodes)
         games = gymnasium.vector.SyncVectorEnv([self.make_in_gymnasium] * episodes)
         chosen = range(self.config.num_seeds) if agents is None else agents
         with self._as_it_was(), closing(games):
@@ -281,11 +283,11 @@ def load(run_dir: str | Path, agent: int = 0, checkpoint: str = "latest") -> Age
     if checkpoint not in ("latest", "best"):
         raise RunError(f"checkpoint={checkpoint!r} should be 'latest' or 'best'")
     backend.cpu_devices(len(visible_cores()))  # before this starts JAX, for what trains later
-    run_dir = Path(os.path.expanduser(run_dir))
+    run_dir = given_path("run_dir", run_dir)
     config = files.read_config(run_dir / "config.json")
-    if not 0 <= agent < config.num_seeds:
+    if agent not in range(config.num_seeds):
         there = f"agents 0 to {config.num_seeds - 1}" if config.num_seeds > 1 else "one agent, 0"
-        raise RunError(f"agent={agent}: the run has {there}")
+        raise RunError(f"agent={agent!r}: the run has {there}")
     runner, iteration, arrays, saved = read_acting(run_dir, config, checkpoint == "best")
     failed = [int(k) for k in saved["progress"]["failed"]]
     shapes = runner.abstract_state().shared
