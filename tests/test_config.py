@@ -968,6 +968,15 @@ def test_total_steps_cannot_lengthen_a_run_of_fixed_iterations_by_the_back_door(
     assert said.startswith("--iterations cannot change on --resume: the run has iterations=10")
 
 
+def test_a_folder_of_runs_in_place_of_one_is_answered_with_one(run, tmp_path):
+    """As that of a sweep."""
+    path = Path(run(loaded("--iterations=10")))
+    assert refused("--resume", str(path.parent)) == (
+        f"{path.parent} is not a run directory: it has no config.json, but it holds runs, such as "
+        f"{path}"
+    )
+
+
 def test_a_run_directory_that_is_none_is_refused(run, tmp_path):
     assert refused("--resume", str(tmp_path)) == (
         f"{tmp_path} is not a run directory: it has no config.json"

@@ -152,7 +152,9 @@ def read_config(path: Path) -> Config:
             near = _nearest_path(path.parent, "*")
             raise RunError(f"run directory {path.parent} does not exist{near}")
         if not path.is_file():
-            raise RunError(f"{path.parent} is not a run directory: it has no {path.name}")
+            runs = sorted(path.parent.glob(f"*/{path.name}"))  # of a sweep, or runs/ itself
+            hint = f", but it holds runs, such as {runs[0].parent}" if runs else ""
+            raise RunError(f"{path.parent} is not a run directory: it has no {path.name}{hint}")
     except PermissionError as error:
         raise RunError(f"{path} cannot be read: {error.strerror}") from None
     try:
