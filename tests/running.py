@@ -36,24 +36,28 @@ def small(algo=None, **changes):
     return config
 
 
-def runner_of(config, env=None, algo=None, monkeypatch=None, fresh=True):
-    """A compiled runner on the first ``config.devices`` of the test's eight CPU devices.
+def runner_of(config, env=None, algo=None, monkeypatch=None):
+    """A compiled runner on the first ``config.devices`` of the test's eight CPU devices. What
+    begins a run is compiled when it is called.
 
-    ``algo``: a ``make(config, spec, pool)`` to use instead of the config's. Without ``fresh`` it
-    cannot begin a run.
+    ``algo``: a ``make(config, spec, pool)`` to use instead of the config's.
     """
     if algo is not None:
         module = type("module", (), {"make": staticmethod(algo)})
         monkeypatch.setattr(algos, "get", lambda name: module)
-    placement = backend.place(config, jax.local_devices())
-    runner = make_runner(config, env or envs.make(config.env, **config.env_kwargs), placement)
-    runner.compile(fresh)
+    runner = uncompiled(config, env)
+    runner.compile(False)
     return runner
+
+
+def uncompiled(config, env=None):
+    placement = backend.place(config, jax.local_devices())
+    return make_runner(config, env or envs.make(config.env, **config.env_kwargs), placement)
 
 
 def program_of(config):
     """The text of the compiled program of iterations."""
-    return runner_of(config, fresh=False)._compiled_steps.as_text()
+    return runner_of(config)._compiled_steps.as_text()
 
 
 def time_at(iteration, num_iterations=8):
@@ -68,7 +72,7 @@ def first_shared(algo, config, seed=0, **options):
 
 
 shared = {}
-"""Runners by the text of their config and how they were compiled, until `forget_programs`."""
+"""What `once` has made."""
 
 
 def forget_programs():
@@ -81,8 +85,27 @@ def forget_programs():
 
 def shared_runner(config):
     """A runner of the config that others use, too."""
-    key = repr(config), jax.config.read("jax_disable_most_optimizations")
-    shared[key] = shared.get(key) or runner_of(config)
+    return once(runner_of, config)
+
+
+def beginning(config):
+    """The canonical state before the first iteration, made on one device: test_invariance.py and
+    test_algorithms.py see that it has the same bits on several."""
+    return once(_beginning, config.replace(devices=1, num_threads=None))
+
+
+def _beginning(config):
+    runner = uncompiled(config)
+    state = runner.fetch(runner.init())
+    runner.close()
+    return state
+
+
+def once(make, config):
+    """What ``make`` makes of the config, until `forget_programs` the same."""
+    key = make, repr(config), jax.config.read("jax_disable_most_optimizations")
+    if key not in shared:
+        shared[key] = make(config)
     return shared[key]
 
 
@@ -91,9 +114,7 @@ def begun(path, config, failed=None):
     trained. ``failed``: agents and when they failed. Returns the state, canonical."""
     path.mkdir()
     (path / "config.json").write_text(json.dumps(files.to_json(config)))
-    placement = backend.place(config.replace(devices=1), jax.local_devices())
-    runner = make_runner(config, envs.make(config.env, **config.env_kwargs), placement)
-    state = runner.fetch(runner.init())
+    state = beginning(config)
     progress = Progress(config.num_seeds)
     progress.failed |= failed or {}
     meta = {"progress": progress.to_json()}
@@ -105,12 +126,17 @@ def begun(path, config, failed=None):
 
 def run(config, env=None, iterations=None, algo=None, monkeypatch=None, state=None):
     """The canonical state after some iterations and the metrics ``[P]`` of each. Tests that ask
-    for the same share a runner: XLA compiles for seconds."""
+    for the same share a runner and a `beginning`: XLA compiles for seconds."""
     if env or algo:
         runner = runner_of(config, env, algo, monkeypatch)
     else:
-        runner = shared_runner(config)
+        runner, state = shared_runner(config), state or beginning(config)
     return steps(runner, iterations or config.num_iterations, state)
+
+
+def whole(config, iterations=None):
+    """As `run`, from a beginning of its own: on the config's own devices."""
+    return steps(shared_runner(config), iterations or config.num_iterations)
 
 
 def steps(runner, iterations, state=None):

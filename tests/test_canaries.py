@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from running import AS_USERS, differing, program_of, runner_of, steps
+from running import AS_USERS, beginning, differing, program_of, runner_of, steps
 
 from jaxrl_scale.envs import rigid_body
 from jaxrl_scale.learning import normalize
@@ -23,7 +23,7 @@ from jaxrl_scale.parallel import sums
 def end(**changes):
     """Of a small run with every option on, in two shards."""
     config = algorithms.everything("a2c", num_shards=2).replace(**changes)
-    return steps(runner_of(config), config.num_iterations)[0]
+    return steps(runner_of(config), config.num_iterations, beginning(config))[0]
 
 
 @pytest.fixture(scope="module")

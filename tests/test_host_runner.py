@@ -24,6 +24,7 @@ from jaxrl_scale.errors import RunError
 from jaxrl_scale.loop import evaluator, host_rollout
 from jaxrl_scale.loop.evaluator import HostEvaluator
 from jaxrl_scale.loop.host_rollout import Stage
+from jaxrl_scale.loop.host_runner import HostRunner
 from jaxrl_scale.loop.keys import COLLECT, EVALUATE, host_seeds
 from jaxrl_scale.loop.make import make_runner
 from jaxrl_scale.parallel import backend
@@ -58,8 +59,9 @@ needs_envpool = pytest.mark.skipif(
 @pytest.fixture(scope="module", autouse=True)
 def all_simulators_are_closed():
     yield
-    for runner in shared.values():
-        runner.close()
+    for made in shared.values():
+        if isinstance(made, HostRunner):
+            made.close()
     assert Poles.alive == 0
 
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from running import differing, run, runner_of, shared_runner, small, steps
+from running import beginning, differing, run, runner_of, shared_runner, small, steps, whole
 
 from jaxrl_scale.algos import sac
 from jaxrl_scale.config import Config
@@ -69,7 +69,7 @@ PIXELS = small(
 @pytest.mark.parametrize("network", ["cnn", pytest.param("nature", marks=pytest.mark.slow)])
 def test_a_network_for_images_trains_the_same_on_1_and_2_devices(network):
     config = PIXELS.replace(network=network)
-    one, two = (run(config.replace(devices=devices)) for devices in (1, 2))
+    one, two = (whole(config.replace(devices=devices)) for devices in (1, 2))
     assert differing(one, two) == []
     assert {"env/place", "env_end/right"} <= set(one[1][0]), "the environment's own numbers too"
 
@@ -82,8 +82,8 @@ def test_a_network_for_images_trains_the_same_on_1_and_2_devices(network):
     ],
 )
 def test_a_run_ends_bit_identical_on_1_device_and_on_more(name, devices):
-    reference, history = run(CONFIGS[name].replace(devices=1))
-    state, other = run(CONFIGS[name].replace(devices=devices))
+    reference, history = whole(CONFIGS[name].replace(devices=1))
+    state, other = whole(CONFIGS[name].replace(devices=devices))
     assert differing(reference, state) == []
     assert differing(history, other) == []
 
@@ -92,7 +92,7 @@ def test_iterations_of_one_call_are_those_of_several():
     runner = shared_runner(CONFIGS["cartpole"].replace(devices=2))
     ends = []
     for counts in ([6], [1, 2, 3]):
-        placed, history = runner.init(), []
+        placed, history = runner.place(beginning(runner.config)), []
         for count in counts:
             placed, rows, _ = runner.steps(placed, count)
             history += rows
@@ -106,7 +106,7 @@ def test_a_call_should_make_as_many_iterations_as_take_a_fifth_of_a_second(monke
     ticks = iter(0.03 * tick for tick in range(20))  # a call lasts from one to the next
     clock = SimpleNamespace(perf_counter=lambda: next(ticks))
     monkeypatch.setattr("jaxrl_scale.loop.runner.time", clock)
-    state, counts, heard = runner.init(), [], []
+    state, counts, heard = runner.place(beginning(runner.config)), [], []
     for stop in (False, False, False, True, False):
         counts.append(runner.at_once)
         state, _, stops = runner.steps(state, counts[-1], stop)
@@ -201,7 +201,7 @@ def test_a_wrong_pooling_is_caught(pool, monkeypatch):
     config = CONFIGS["cartpole"]
     right, _ = run(config.replace(devices=1), iterations=8)
     monkeypatch.setattr(Placement, "pool", pool)
-    found, _ = steps(runner_of(config.replace(devices=4)), 8)
+    found, _ = steps(runner_of(config.replace(devices=4)), 8, beginning(config))
     same = differing(right.shared.algo.params, found.shared.algo.params) == []
     assert same == (pool is no_mistake)
 

@@ -4,7 +4,7 @@ import dataclasses
 import random
 
 import pytest
-from running import differing, forget_programs, run
+from running import differing, forget_programs, whole
 
 from jaxrl_scale.algos import a2c, apex, dqn, impala, ppo, pqn, sac
 from jaxrl_scale.config import Config, check
@@ -62,11 +62,11 @@ def test_a_random_config_has_the_same_bits_on_one_and_on_eight_devices(seed):
         config = drawn(1_000 * seed + attempt)
         try:
             check(config)
-            state, history = run(config.replace(devices=1))
+            state, history = whole(config.replace(devices=1))
             break
         except RunError:
             continue
-    other_state, other_history = run(config.replace(devices=8))
+    other_state, other_history = whole(config.replace(devices=8))
     assert differing(state, other_state) == [], config
     assert differing(history, other_history) == [], config
     forget_programs()

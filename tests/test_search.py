@@ -941,7 +941,7 @@ def test_a_copy_goes_on_from_its_parent_with_its_own_seed_and_setting(population
         replaced = [agent for agent, parent in enumerate(parents) if parent != agent]
         assert len(replaced) == 1
         config = files.read_config(folder / f"round{k}" / "config.json").replace(devices=1)
-        runner = runner_of(config, fresh=False)
+        runner = runner_of(config)
         before = saved(folder / f"round{k - 1}", runner)
         numbers = {
             name: np.float32([setting[f"algo.{name}"] for setting in settings])
