@@ -36,7 +36,7 @@ from jaxrl_scale.parallel.machine import Memory
 from jaxrl_scale.parallel.placement import Placement
 from jaxrl_scale.records import array_folder, log, notebook, progress
 from jaxrl_scale.records.checkpoint import Checkpoints, restore
-from jaxrl_scale.records.digest import of_run
+from jaxrl_scale.records.digest import of_run, of_tree
 from jaxrl_scale.records.progress import Clock
 from jaxrl_scale.records.row_writer import RowWriter
 from jaxrl_scale.train import loop
@@ -765,3 +765,13 @@ def test_a_digest_stands_in_the_checkpoint_and_the_summary_and_is_kept_over_a_re
     assert done.summary["digest"] == whole.summary["digest"] == recorded == of_run({0: "10"})
     assert stopped.summary["digest"] == of_run({0: "3"})
     assert failed.summary["digest"] is None
+
+
+def test_a_digest_tells_bits_apart_but_not_one_nan_from_another():
+    """The devices' copies of an agent that has failed differ in the bits of their NaNs."""
+    numbers = (0.0, -0.0, np.inf, -np.inf, np.nan)
+    told = {of_tree({"x": np.float32([x, 1])}) for x in numbers}
+    assert len(told) == len(numbers)
+    others = np.uint32([0xFFC00000, 0x7FC12345]).view(np.float32)
+    assert np.isnan(others).all()
+    assert {of_tree({"x": np.stack([x, np.float32(1)])}) for x in others} < told

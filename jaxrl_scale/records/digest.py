@@ -13,10 +13,16 @@ from jaxrl_scale.types import PyTree
 
 def of_tree(tree: PyTree) -> str:
     """The SHA-256, in hexadecimal digits, of a tree of arrays on the host: of the leaves' names,
-    dtypes, shapes and bytes."""
+    dtypes, shapes and bytes.
+
+    All NaNs count as one. A sum of two has the bits of the first, and each device adds its own
+    first, so that the copies of an agent that has failed differ in these bits.
+    """
     digest = hashlib.sha256()
     for name, leaf in named_leaves(tree).items():
         x = np.asarray(leaf)
+        if x.dtype.kind == "f":
+            x = np.where(np.isnan(x), x.dtype.type(np.nan), x)
         digest.update(f"{name} {x.dtype.name}{list(x.shape)}\n".encode())
         digest.update(np.ascontiguousarray(x).data.cast("B") if x.size else b"")
     return digest.hexdigest()
