@@ -254,8 +254,11 @@ def loop(
                 log.write(runner.memory())
 
         def save() -> None:
+            """A stop may come at any iteration: without a score for what is saved there, the best
+            checkpoint does not depend on it."""
             log.sync()
-            checkpoints.save(iteration, runner.fetch(state), log.to_json(), log.score)
+            score = log.score if due(config.checkpoint_every) else None
+            checkpoints.save(iteration, runner.fetch(state), log.to_json(), score)
 
         stopping = stop.agreed()
         rows: Rows = []

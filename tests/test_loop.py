@@ -266,6 +266,19 @@ def test_every_evaluation_is_in_the_rows_whatever_log_every_is(tmp_path):
     assert runner.played == [3, 6, 9, 10]
 
 
+def test_the_best_checkpoint_does_not_depend_on_when_a_run_was_stopped(tmp_path):
+    def pay(metrics):
+        return metrics | {"total_return": np.full(1, 4000.0)}
+
+    whole, runner = run_of(config_of(tmp_path / "whole"), at={5: pay})
+    stopped, _ = run_of(config_of(tmp_path / "run"), at={5: pay, 7: terminate})
+    done, _ = run_of(stopped.config, resume=stopped.path)
+    assert 7 in saved(done)
+    for run in (whole, done):
+        folder, target = run.path / "checkpoints", runner.abstract_state()
+        assert restore(folder, target, print, best=True)[0] == 10
+
+
 def test_the_best_checkpoint_is_one_that_was_evaluated(tmp_path):
     config = config_of(
         tmp_path / "run", iterations=8, eval_every=4, checkpoint_every=2, keep_checkpoints=1
