@@ -201,7 +201,7 @@ def test_a_wrong_pooling_is_caught(pool, monkeypatch):
     config = CONFIGS["cartpole"]
     right, _ = run(config.replace(devices=1), iterations=8)
     monkeypatch.setattr(Placement, "pool", pool)
-    found, _ = steps(runner_of(config.replace(devices=4)), 8, beginning(config))
+    found, _ = steps(runner_of(config.replace(devices=2)), 8, beginning(config))
     same = differing(right.shared.algo.params, found.shared.algo.params) == []
     assert same == (pool is no_mistake)
 

@@ -897,7 +897,7 @@ def test_a_sweep_keeps_nothing_of_the_runs_that_it_has_made(command, path, monke
         return train_among(*run)
 
     monkeypatch.setattr(sweep, "train_among", counted)
-    small = {"agents": 2, "fresh_seeds": 1, "finalists": 1, "iterations": 5, "perturb_every": 1}
+    small = {"agents": 2, "fresh_seeds": 1, "finalists": 1, "iterations": 3, "perturb_every": 1}
     assert sweep.main(command(path, **POPULATION | small, devices=1)) == 0
     assert len(maps) >= 6  # five rounds, and the winner and the starting config on fresh seeds
     assert maps[4] - maps[2] < 200  # a run has a thousand and more
