@@ -72,20 +72,20 @@ def test_two_runs_that_differ_are_both_unlike_the_other(listed, tmp_path):
     assert two.endswith(" algo.learning_rate=0.25")
 
 
-def test_agents_of_several_settings_of_a_sweep_have_the_seeds_of_the_sweep(listed, tmp_path):
-    """The config in the folder is that of the first setting."""
-    search = tmp_path / "runs" / "search"
-    for name in ("chunk0", "finalist1"):
-        make_run(search / name, seeds=4)
-    make_run(tmp_path / "runs" / "other", seeds=4)
-    sweep = {"seeds": [0, 1], "perturb_every": 0, "settings": [{"algo.gamma": 0.9}] * 2}
-    (search / "sweep.json").write_text(json.dumps(sweep))
-    _, other, chunk, finalist = listed()[1].splitlines()
-    assert " 0-1 " in chunk
+def test_agents_with_seeds_and_options_of_their_own_are_listed_with_them(listed, tmp_path):
+    """Those of a sweep: the config in the folder is that of the first setting."""
+    for name in ("chunk", "other"):
+        make_run(tmp_path / "runs" / name, seeds=4)
+    own = {"seed": [5, 6, 5, 6], "algo.gamma": [0.9, 0.9, 0.8, 0.8]}
+    record = tmp_path / "runs" / "chunk" / "run.json"
+    record.write_text(json.dumps({"starts": [{"agents": own}]}))
+    other, chunk = sorted(listed()[1].splitlines()[1:], key=lambda line: "chunk" in line)
+    assert " 5-6 " in chunk
     assert chunk.endswith(" algo.gamma=several")
-    for line in (other, finalist):
-        assert " 0-3 " in line
-        assert "several" not in line
+    assert " 0-3 " in other
+    assert "several" not in other
+    record.write_text(json.dumps({"starts": [{"agents": {"seed": [5]}}]}))
+    assert "runs/chunk/run.json does not fit num_seeds=4 of config.json" in listed()[2]
 
 
 def test_agents_that_failed_are_told(listed, tmp_path):

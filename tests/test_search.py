@@ -715,6 +715,11 @@ def test_an_agent_of_a_sweep_is_the_run_of_its_setting_and_seed(world, searched)
         [row for row in agents if bool(row["eval_return"]) is x] for x in (False, True)
     )
     assert {row["run"] for row in went_on} == {"rung1-chunk0"}
+    told = json.loads((folder / "rung1-chunk0" / "run.json").read_text())["starts"][-1]["agents"]
+    for name, own in told.items():
+        theirs = [float(row[name]) for row in sorted(went_on, key=lambda x: int(x["agent"]))]
+        assert own == pytest.approx(theirs, rel=1e-7)
+    assert {"seed"} < set(told) <= {"seed", *RANGES}
     assert {row["run"] for row in stopped} <= {"chunk0", "chunk1"}
     steps = [{float(row["env_steps"]) for row in some} for some in (stopped, went_on)]
     assert 0.9 * 3 * 256 < min(steps[0]) <= max(steps[0]) <= 3 * 256

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -146,8 +147,17 @@ class PlacedAgents(ABC):
         return f"{self.placement.describe()}, a state of {decimal(num_bytes(self._shapes))}"
 
     def facts(self) -> dict[str, Any]:
-        """For ``run.json``."""
-        return {"devices": self.placement.names(), "reduction": self.placement.reduction}
+        """For ``run.json``. Of agents with other seeds or options than the config says, as in a
+        sweep, ``agents`` has those of each, ``[P]`` by the option's name."""
+        facts = {"devices": self.placement.names(), "reduction": self.placement.reduction}
+        usual, own = state.agents(self.config), {}
+        if (self.agents.seeds != usual.seeds).any():
+            own["seed"] = self.agents.seeds.tolist()
+        for f in dataclasses.fields(self.config.algo):
+            mine, theirs = (getattr(x.options, f.name) for x in (self.agents, usual))
+            if isinstance(mine, np.ndarray) and (mine != theirs).any():
+                own[f"algo.{f.name}"] = [float(str(x)) for x in mine]  # 0.1, not its float32
+        return facts | ({"agents": own} if own else {})
 
     def memory(self) -> Memory:
         """Of the process on CPUs, of one device on GPUs."""

@@ -8,7 +8,6 @@ or called here. Every file is checked: one that is damaged, or that something el
 from __future__ import annotations
 
 import json
-import re
 import types
 import typing
 from collections.abc import Sequence
@@ -39,7 +38,7 @@ class PastRun:
     seeds: Sequence[int]
     """Of the agents."""
     searched: Sequence[str] = ()
-    """The options in which the agents differ, where they train side by side for a sweep."""
+    """The options in which the agents differ, as those of a sweep do."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -137,21 +136,12 @@ def read_any(path: Path) -> PastRun:
     if record := read_object(path / "run.json"):
         _check(record, _Record, config.num_seeds, short(path / "run.json"))
     summary = read_summary(path, config.num_seeds)
-    seeds, searched = _agents(path, config)
-    return PastRun(path, config, rows, summary, record.get("starts", []), seeds, searched)
-
-
-def _agents(path: Path, config: Config) -> tuple[Sequence[int], Sequence[str]]:
-    """The seeds of a run's agents, and the options in which they differ: of several settings of a
-    sweep, each has every seed of the sweep, and the config is that of the first setting."""
-    seeds: Sequence[int] = range(config.seed, config.seed + config.num_seeds)
-    if not re.fullmatch(r"((rung|batch)\d+-)?chunk\d+|round\d+", path.name):
-        return seeds, ()
-    sweep = read_object(path.absolute().parent / "sweep.json")
-    settings, each = sweep.get("settings") or [{}], sweep.get("seeds") or [config.seed]
-    if sweep and not sweep.get("perturb_every"):  # else each agent has a seed of its own
-        seeds = list(each) * (config.num_seeds // len(each))
-    return seeds, list(settings[0])
+    starts = record.get("starts", [])
+    last = starts[-1] if starts else {}
+    _check(last, _Start, config.num_seeds, short(path / "run.json"))
+    own = last.get("agents", {})
+    seeds = own.get("seed", range(config.seed, config.seed + config.num_seeds))
+    return PastRun(path, config, rows, summary, starts, seeds, [k for k in own if k != "seed"])
 
 
 def side_by_side(runs: Sequence[PastRun], path: Path) -> PastRun:
@@ -330,10 +320,17 @@ class _Record(TypedDict, total=False):
     starts: list[dict[str, Any]]
 
 
+class _Start(TypedDict, total=False):
+    """What the readers know of a start."""
+
+    agents: dict[str, list[float]]  # what each has otherwise than config.json says
+
+
 _NEEDED: dict[Any, set[str]] = {
     _Row: {"iteration", "env_steps", "wall_seconds", "compile_seconds", "steps_per_second"},
     Summary: {"status", "failed", "compile_seconds"},
     _Record: {"starts"},
+    _Start: set(),
 }
 """What each must hold."""
 
@@ -348,7 +345,7 @@ def _check(data: Any, kind: Any, num_agents: int, where: str) -> None:
             shown = json.dumps(data[name])
             shown = shown if len(shown) <= 40 else f"{shown[:39]}…"
             raise RunError(f"{where} is damaged: {name} is {shown}")
-    lists = [*(data.get("per_agent") or {}).values()]
+    lists = [*(data.get("per_agent") or {}).values(), *(data.get("agents") or {}).values()]
     lists += [evaluation["per_agent"]] if (evaluation := data.get("evaluation")) else []
     indices = data.get("failed") or []
     if any(len(x) != num_agents for x in lists) or any(k not in range(num_agents) for k in indices):
