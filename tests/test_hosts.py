@@ -1004,6 +1004,18 @@ def test_whole_seeds_on_processes_change_no_bit(world, path):
     assert_same_run(path, alone)
 
 
+def test_three_agents_on_three_processes_change_no_bit(world, path):
+    """Whole agents may be on any number of processes, not only on a power of two."""
+    seeds = options(SMALL_A2C | {"num_seeds": 3, "iterations": 2, "devices": 1})
+    seeds += ["--compilation_cache", str(world.cache)]
+    alone = path.with_name("three_alone")
+    well(world.run(*seeds, "--run_dir", alone))
+    done = world.run_ranks(3, *seeds, "--run_dir", path)
+    all_well(done)
+    assert "1 agent each" in done[0].out
+    assert_same_run(path, alone)
+
+
 def test_a_run_goes_on_with_4_then_2_then_1_then_4_processes(world, reference, path):
     stops = [(4, 5, 3), (2, 11, 1), (1, 16, 0), (4, None, 0)]  # processes, iteration, who is told
     states = []
