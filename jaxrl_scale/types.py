@@ -276,12 +276,14 @@ class Algorithm(NamedTuple):
 
     ``Shared`` is what is the same everywhere: the options' numbers, parameters, optimizer,
     statistics, lagged copies. ``Shared.params`` are the parameters that are trained: the runner
-    reports their norm and marks an agent as failed where it is not finite. ``Local`` belongs to
-    one shard (replay, running returns), ``Carry`` is a policy's memory, one per environment, and
+    reports their norm and marks an agent as failed where it is not finite. ``Shared.observation``
+    are the statistics that normalize observations, or None. ``Local`` belongs to one shard (replay,
+    running returns), ``Carry`` is a policy's memory, one per environment, and
     ``Actor`` the part of ``Shared`` that acting needs. None of them counts iterations: the runner
     does, and says how far the agent is (`Time`).
 
-    ``Metrics`` are scalars, float32 or int32, equal on all devices; anything else is an error.
+    ``Metrics`` are scalars, float32 or int32, equal on all devices; anything else is an error, and
+    so is a name that a row of metrics has already (`jaxrl_scale.records.rows.OF_THE_RUN`).
     """
 
     init_shared: Callable[..., PyTree]

@@ -381,7 +381,7 @@ def test_the_learning_rate_is_that_of_the_schedule(name):
         assert (max(moved) > 1e-7) == (part > 0)
 
 
-@pytest.mark.parametrize("wrong", [np.float64(0), np.bool_(True), np.zeros(2, np.float32)])
+@pytest.mark.parametrize("wrong", [0.5, np.float64(0), np.bool_(True), np.zeros(2, np.float32)])
 def test_a_metric_that_is_no_scalar_of_float32_or_int32_is_an_error(wrong):
     metrics = {"good": np.zeros((3, 2), np.float32), "worse": np.ones((3, 2), np.float32)}
     counts = {"steps": np.arange(24, dtype=np.int32).reshape(3, 2, 4)}  # of 4 shards

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import probes
 import pytest
-from running import differing, run, small
+from running import differing, run, runner_of, small
 
 from jaxrl_scale.types import Algorithm
 
@@ -188,3 +188,43 @@ def test_throwaway_algorithms_train_as_a_population_too(make, monkeypatch):
     assert history[0]["steps"].shape == (2,)
     leaf = jax.tree.leaves(state.shared.algo)[0]
     assert (leaf[0] != leaf[1]).any()
+
+
+def changed(**functions):
+    """The algorithm with a replay buffer, with what some of its functions return changed."""
+
+    def make(config, spec, pool):
+        algo = make_replay(config, spec, pool)
+
+        def wrapped(name):
+            return lambda *args: functions[name](*getattr(algo, name)(*args))
+
+        return algo._replace(**{name: wrapped(name) for name in functions})
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (lambda action: action.astype(jnp.float32), r"shape \(8,\) and dtype float32"),
+        (lambda action: action == 1, r"shape \(8,\) and dtype bool"),
+        (lambda action: action[:, None], r"shape \(8, 1\) and dtype int32"),
+        (lambda action: action[0], r"shape \(\) and dtype int32"),
+        (lambda action: None, "of type NoneType"),
+    ],
+)
+def test_actions_that_are_not_those_of_the_environment_are_an_error(change, found, monkeypatch):
+    algo = changed(act=lambda action, *rest: (change(action), *rest))
+    error = rf"action of the algorithm is .*{found}; it should be one of shape \(8,\) and .*int32"
+    with pytest.raises(TypeError, match=error):
+        runner_of(small(devices=1), probes.Both(), algo, monkeypatch)
+
+
+@pytest.mark.parametrize("name", ["return", "steps", "env_steps", "param_norm"])
+def test_a_metric_with_the_name_of_a_number_of_the_run_is_an_error(name, monkeypatch):
+    algo = changed(
+        update=lambda shared, local, metrics: (shared, local, {name: metrics["grad"]}),
+    )
+    with pytest.raises(TypeError, match=f"metric '{name}' of the algorithm has the name of a numb"):
+        runner_of(small(devices=1), probes.Both(), algo, monkeypatch)

@@ -15,7 +15,19 @@ from jax.flatten_util import ravel_pytree
 
 from jaxrl_scale.config import Config
 from jaxrl_scale.loop.keys import INIT, UPDATE, agent_key, agent_seeds
-from jaxrl_scale.types import Algorithm, Array, Key, Metrics, Pool, PyTree, Rollout, Time
+from jaxrl_scale.records.rows import OF_THE_RUN
+from jaxrl_scale.types import (
+    Algorithm,
+    Array,
+    Box,
+    Discrete,
+    Key,
+    Metrics,
+    Pool,
+    PyTree,
+    Rollout,
+    Time,
+)
 
 
 class Shared(NamedTuple):
@@ -55,14 +67,21 @@ class Packed:
     names: tuple[tuple[str, ...], ...] = dataclasses.field(metadata={"static": True})
 
 
+def described(x: Any) -> str:
+    """What an algorithm returned, for an error message."""
+    if not hasattr(x, "dtype"):
+        return f"of type {type(x).__name__}"
+    return f"an array of shape {x.shape} and dtype {x.dtype}"
+
+
 def pack(metrics: Metrics) -> Packed:
     """Metrics of one agent. Raises a TypeError for one that is no scalar of dtype float32 or
     int32."""
     groups: dict[Any, list[str]] = {jnp.dtype(jnp.float32): [], jnp.dtype(jnp.int32): []}
     for name, x in sorted(metrics.items()):
-        if x.ndim or x.dtype not in groups:
+        if not hasattr(x, "dtype") or x.ndim or x.dtype not in groups:
             raise TypeError(
-                f"metric {name!r} of the algorithm has shape {x.shape} and dtype {x.dtype}; "
+                f"metric {name!r} of the algorithm is {described(x)}; "
                 "it should be a scalar of dtype float32 or int32"
             )
         groups[x.dtype].append(name)
@@ -110,6 +129,23 @@ def time_of(shared: Shared, num_iterations: Array | np.int32) -> Time:
 
 
 # --- one device's part of one agent -------------------------------------------------------------
+
+
+def with_checked_actions(algo: Algorithm, space: Discrete | Box) -> Algorithm:
+    """The algorithm, whose ``act`` raises a TypeError for actions that are not those of the space,
+    since most environments would take them: true and 1.0 are equal to 1."""
+
+    def act(actor: PyTree, local: PyTree, carry: PyTree, obs: Array, *rest: Any) -> Any:
+        action, carry, extras = algo.act(actor, local, carry, obs, *rest)
+        shape = (len(obs), *space.shape)
+        if not hasattr(action, "dtype") or (action.shape, action.dtype) != (shape, space.dtype):
+            raise TypeError(
+                f"the action of the algorithm is {described(action)}; "
+                f"it should be one of shape {shape} and dtype {space.dtype}"
+            )
+        return action, carry, extras
+
+    return algo._replace(act=act)
 
 
 def init_agent(
@@ -167,6 +203,11 @@ def learn(
     algo_shared, local, metrics = algo.update(
         shared.algo, local, rolled, key, time_of(shared, num_iterations)
     )
+    if taken := [name for name in sorted(metrics) if name in OF_THE_RUN or name in counts]:
+        raise TypeError(
+            f"metric {taken[0]!r} of the algorithm has the name of a number of the run's own; "
+            "give it another"
+        )
     # Of one vector: norms of each array by itself were 22 of the 410 kernels of CartPole's program.
     metrics = metrics | {"param_norm": optax.tree.norm(ravel_pytree(algo_shared.params)[0])}
     following = Shared(shared.seed, shared.iteration + 1, algo_shared)

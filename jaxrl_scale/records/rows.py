@@ -49,6 +49,13 @@ TIMINGS = frozenset(
 """What depends on the clock and the machine in a row. Everything else is the same in runs of one
 config."""
 
+OF_THE_RUN = TIMINGS | {
+    *("iteration", "env_steps", "episodes", "return", "length", "return_100"),
+    *("eval_return", "test_return", "eval_normalized", "test_normalized"),
+    *("param_norm", "per_agent", "failed"),
+}
+"""What a row has of the run itself: no metric of an algorithm may have such a name."""
+
 TAGS = {
     "return": "episode/return",
     "return_100": "episode/return_100",
