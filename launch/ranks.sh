@@ -132,7 +132,8 @@ ranks=() stopping='' timer='' status=0
 trap signalled TERM HUP USR1 USR2
 trap 'signalled INT' INT
 touch "$logs/0.log" || exit 74
-tail -c "+$(($(wc -c <"$logs/0.log") + 1))" -f "$logs/0.log" &
+# A signal to all processes of a job does not end it: rank 0 still has to say how it was saved.
+(trap '' TERM HUP INT USR1 USR2 && exec tail -c "+$(($(wc -c <"$logs/0.log") + 1))" -f "$logs/0.log") &
 tail=$!
 disown
 rm -f "$logs"/*.pid
@@ -164,9 +165,9 @@ while [ ${#ranks[@]} -gt 0 ]; do
     timer=''
   fi
 done
-[ -z "$timer" ] || kill "$timer"
+[ -z "$timer" ] || kill "$timer" 2>/dev/null
 sleep 0.2 # for the last lines of rank 0
-kill "$tail"
+kill -KILL "$tail"
 rm -f "$logs"/*.pid ${own_secret:+"$own_secret"}
 # After a mistake that began nothing, nothing stays. What the ranks had to say has been shown.
 if [ $status -eq 2 ] && [ -n "$fresh" ] && [ "$(ls -A "$run_dir")" = ranks ]; then

@@ -65,7 +65,7 @@ def slow(world):
     return program(world.folder / "slow", script)
 
 
-def start(world, *command, **environment):
+def start(world, *command, group=None, **environment):
     return subprocess.Popen(
         list(map(str, command)),
         cwd=world.folder,
@@ -73,6 +73,7 @@ def start(world, *command, **environment):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        process_group=group,
     )
 
 
@@ -296,6 +297,21 @@ def test_a_signal_makes_all_ranks_save(ranks, number):
     done = end(run)
     assert done.status == STOPPED
     assert done.err.startswith("Ctrl-C: the run stops after ") == (number == signal.SIGINT)
+
+
+def test_a_signal_to_a_whole_job_ends_with_the_last_line_of_rank_0(ranks):
+    last = "import atexit; atexit.register(print, 'saved', flush=True)"
+    (ranks.folder.parent / "program" / "jaxrl_scale" / "train.py").write_text(
+        f"{last}\nimport signal\nsignal.signal(signal.SIGTERM, lambda *_: None)\n{STAND_IN}"
+    )
+    sleeping = {"XLA_ACCIDENT": '{"0": "sleep", "1": "sleep"}'}
+    run = ranks.start("a", "b", "--", "--run_dir=r", group=0, **sleeping)
+    logs = [ranks.folder / "r" / "ranks" / f"{k}.log" for k in (0, 1)]
+    lab.until(lambda: all(p.exists() and p.read_text() for p in logs), lambda: "no log")
+    os.killpg(run.pid, signal.SIGTERM)
+    done = end(run)
+    assert (done.status, done.err) == (STOPPED, "")
+    assert done.out.splitlines()[-1] == "saved"
 
 
 def test_pbs_starts_one_process_on_each_host_of_the_job_by_its_own_remote_shell(ranks, tmp_path):
