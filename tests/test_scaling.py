@@ -319,6 +319,13 @@ def test_mistakes_are_told_in_one_line(monkeypatch, capsys, tmp_path, arguments,
     assert not list(tmp_path.iterdir())
 
 
+def test_the_folder_of_a_run_is_no_folder_of_a_study(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(RunError, match="holds a run; choose another --out"):
+        studies.prepare(tmp_path, "acrobot.py", [], [point()])
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
 def test_a_folder_without_a_study_and_one_of_another_training(tmp_path):
     with pytest.raises(RunError, match=r"holds no scaling study: it has no study\.json"):
         scaling.write_results(tmp_path)

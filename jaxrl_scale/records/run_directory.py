@@ -135,10 +135,11 @@ def create(path: Path) -> RunDirectory:
     return run
 
 
-def refuse_run(folder: Path) -> None:
-    """Raise a `RunError` where what is to hold several runs is the directory of one."""
+def refuse_run(folder: Path, option: str = "--run_dir") -> None:
+    """Raise a `RunError` where what is to hold several runs is the directory of one; ``option`` is
+    the one that names it."""
     if (folder / "config.json").exists():
-        raise RunError(f"{short(folder)} holds a run; choose another --run_dir")
+        raise RunError(f"{short(folder)} holds a run; choose another {option}")
 
 
 def open_existing(path: Path) -> RunDirectory:

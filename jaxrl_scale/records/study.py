@@ -21,7 +21,13 @@ from jaxrl_scale.errors import RunError
 from jaxrl_scale.records import statistics
 from jaxrl_scale.records.past_run import Trace, at, finished, read_trace
 from jaxrl_scale.records.provenance import describe_machine
-from jaxrl_scale.records.run_directory import io_errors, read_object, short, write_json
+from jaxrl_scale.records.run_directory import (
+    io_errors,
+    read_object,
+    refuse_run,
+    short,
+    write_json,
+)
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,7 @@ def prepare(
     worst_return: float | None = None,
 ) -> None:
     """Write ``study.json``. A study that exists may get further points of the same training."""
+    refuse_run(folder, "--out")
     with io_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     study = _read(folder)
