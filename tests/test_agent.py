@@ -4,6 +4,7 @@ import collections
 import re
 import shutil
 
+import host_cartpole
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -109,13 +110,43 @@ def test_an_environment_without_a_state_is_recorded():
             lambda state: state.x,
             r"Ages: render, \S*test_agent.py, line \d+: AttributeError: .* 'x'",
         ),
+        (
+            lambda _: np.zeros((0, 5, 3), np.uint8),
+            r"render returned uint8 \[0, 5, 3\]; it should return uint8 \[height, width, 3\]",
+        ),
+        (
+            lambda state: np.zeros((2 + state[0], 5, 3), np.uint8),  # by its age
+            r"two sizes, \[2, 5, 3\] and \[3, 5, 3\]; all should have one",
+        ),
+        (
+            lambda state: np.zeros((2, state[1], 3), np.uint8),  # by the length of the episode
+            r"two sizes, \[2, \d, 3\] and \[2, \d, 3\]; all should have one",
+        ),
     ],
 )
 def test_a_picture_that_is_none_is_told_in_one_line(draw, said, monkeypatch):
     monkeypatch.setattr(Ages, "render", lambda _, state: draw(state))
     agent = Agent(Config(), Ages(), Never(), np.zeros(1), iteration=0)
     with pytest.raises(RunError, match=said):
-        agent.record()
+        agent.record(games=3)
+
+
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [
+        ((2, 5, 3), r"uint8 \[2, 5, 3\]; it should return uint8 \[2, height, width, 3\]"),
+        ((1, 4, 5, 3), r"uint8 \[1, 4, 5, 3\]; it should return uint8 \[2, height, width, 3\]"),
+        (None, r"HostCartPole: render, \S*test_agent.py, line \d+: TypeError"),
+    ],
+)
+def test_a_picture_of_games_on_the_host_that_is_none_is_told_in_one_line(shape, said, monkeypatch):
+    def draw(_):
+        return np.zeros((*shape,), np.uint8)
+
+    monkeypatch.setattr(host_cartpole.Poles, "render", draw, raising=False)
+    agent = Agent(Config(), host_cartpole.HostCartPole(), Never(), np.zeros(1), iteration=0)
+    with pytest.raises(RunError, match=said):
+        agent.record(games=2)
 
 
 def test_large_pictures_are_shrunk_to_be_side_by_side():

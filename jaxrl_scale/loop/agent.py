@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +204,8 @@ class Agent:
         frames, shown, over = [], None, np.zeros(games, bool)
         with self._as_it_was(), closing(play(seed, greedy, games)) as pictures:
             for seen, done in pictures:
+                if shown is not None and seen.shape != shown.shape:
+                    raise _of_two_sizes(self.env, shown[0], seen[0])
                 shown = seen if shown is None else np.where(over[:, None, None, None], shown, seen)
                 over = done
                 frames.append(side_by_side(shown))
@@ -224,7 +227,11 @@ class Agent:
         def drawn() -> np.ndarray:
             state = jax.tree.map(np.asarray, game.state)
             states = [jax.tree.map(lambda x, k=k: x[k], state) for k in range(games)]
-            return np.stack([_picture(env, state) for state in states])
+            pictures = [_picture(env, partial(env.render, state)) for state in states]
+            for picture in pictures:
+                if picture.shape != pictures[0].shape:
+                    raise _of_two_sizes(env, pictures[0], picture)
+            return np.stack(pictures)
 
         done = np.zeros(games, bool)
         yield drawn(), done
@@ -253,20 +260,30 @@ class Agent:
                     raise RunError(
                         f"{env.spec.id} has no simulator with render(), so there can be no video"
                     )
-                yield render(), done
+                yield _picture(env, render, games), done
 
 
-def _picture(env: Any, state: PyTree) -> np.ndarray:
-    """What an environment, which may be the user's, looks like in a state, checked."""
+def _picture(env: Any, render: Callable[[], Any], games: int | None = None) -> np.ndarray:
+    """What an environment, which may be the user's, looks like, or so many games of it, checked."""
     what = f"{env.spec.id}: render"
     with errors_in_one_line(what):
-        picture = np.asarray(env.render(state))
-    if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3:
+        picture = np.asarray(render())
+    several = () if games is None else (games,)
+    fits = picture.dtype == np.uint8 and picture.ndim == len(several) + 3 and picture.size
+    if not fits or picture.shape[:-3] != several or picture.shape[-1] != 3:
         shape = ", ".join(map(str, picture.shape))
+        wanted = ", ".join(map(str, (*several, "height", "width", 3)))
         raise RunError(
-            f"{what} returned {picture.dtype} [{shape}]; it should return uint8 [height, width, 3]"
+            f"{what} returned {picture.dtype} [{shape}]; it should return uint8 [{wanted}]"
         )
     return picture
+
+
+def _of_two_sizes(env: Any, *pictures: np.ndarray) -> RunError:
+    sizes = " and ".join(str(list(picture.shape)) for picture in pictures)
+    return RunError(
+        f"{env.spec.id}: render returned pictures of two sizes, {sizes}; all should have one"
+    )
 
 
 def load(run_dir: str | Path, agent: int = 0, checkpoint: str = "latest") -> Agent:
