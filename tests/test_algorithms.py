@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import re
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import algorithms
@@ -19,6 +20,7 @@ from jaxrl_scale import algos
 from jaxrl_scale.config import Config
 from jaxrl_scale.learning import networks, normalize, returns
 from jaxrl_scale.loop import state as run_state
+from jaxrl_scale.options import option, register
 from jaxrl_scale.parallel.sums import local_pool
 from jaxrl_scale.records.rows import scalars
 from jaxrl_scale.types import Box, Discrete, EnvSpec
@@ -394,6 +396,37 @@ def test_a_metric_that_is_no_scalar_of_float32_or_int32_is_an_error(wrong):
             np.testing.assert_array_equal(row[name], x[:, k], strict=True)
     with pytest.raises(TypeError, match=r"metric 'wrong' .* should be a scalar of dtype float32"):
         run_state.pack({"good": np.float32(0), "wrong": wrong})
+
+
+def module_of(decorate=lambda c: register(dataclasses.dataclass(frozen=True)(c)), **changed):
+    body = {"__annotations__": {"rate": float}, "rate": option(0.1, "speed"), "name": "mine"}
+    body |= {"check": lambda self, config: None, "depends_on_budget": False} | changed
+    return SimpleNamespace(
+        Config=decorate(type("Config", (), {k: v for k, v in body.items() if v is not None})),
+        make=changed.get("make", lambda config, spec, pool: None),
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "changed"),
+    [
+        ("there should be a make(config, spec, pool)", {"make": None}),
+        ("Config should be a frozen dataclass", {"decorate": lambda c: c}),
+        ("Config should be a frozen dataclass", {"decorate": dataclasses.dataclass}),
+        ("Config.name should be 'mine'", {"name": "a2c"}),
+        ("Config should have depends_on_budget", {"depends_on_budget": None}),
+        ("Config should have check", {"check": None}),
+        ("rate should have an option(default, help) for its default", {"rate": 0.1}),
+        (
+            "Config should be decorated by jaxrl_scale.options.register",
+            {"decorate": dataclasses.dataclass(frozen=True)},
+        ),
+    ],
+)
+def test_what_an_own_algorithm_lacks_is_said(said, changed):
+    algos.check_module("mine", module_of())
+    with pytest.raises(TypeError, match=re.escape(f"algorithm 'mine': {said}")):
+        algos.check_module("mine", module_of(**changed))
 
 
 @ACTOR_CRITICS
