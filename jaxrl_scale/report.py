@@ -73,7 +73,7 @@ def episode(one: Drawn) -> Episode:
                 import imageio.v3 as iio
 
                 gif, every = small_gif(list(iio.imread(gif)[..., :3]), EPISODE_BYTES)
-                text += f", every {every}. frame" * (every > 1)
+                text += f", one frame of {every}" * (every > 1)
             return Episode(one.label, gif, text)
         agent = load(run.path)
         frames = agent.record(greedy=run.config.eval_greedy)
@@ -87,7 +87,7 @@ def episode(one: Drawn) -> Episode:
     text = f"{how_many(len(frames) - 1, 'step')}, {kind}, after iteration {agent.iteration:,}"
     if run.config.num_seeds > 1:
         text += f", seed {run.config.seed}"
-    return Episode(one.label, gif, text + f"; every {every}. frame" * (every > 1))
+    return Episode(one.label, gif, text + f"; one frame of {every}" * (every > 1))
 
 
 # --- the page -------------------------------------------------------------------------------

@@ -409,7 +409,7 @@ def test_an_episode_that_is_too_large_is_shrunk_until_it_fits(tmp_path, monkeypa
     assert 10_000 < len(gif) <= 50_000
     assert Image.open(io.BytesIO(gif)).n_frames == 10
     assert f"data:image/gif;base64,{base64.b64encode(gif).decode()}" in page
-    assert "19 steps, greedy, after iteration 40; every 2. frame" in page
+    assert "19 steps, greedy, after iteration 40; one frame of 2" in page
     assert not (folder / ".episode.gif").exists()
 
 
