@@ -136,3 +136,9 @@ def test_learning_rate_schedules(schedule, expected):
     options = traced(a2c.Config(learning_rate=1.0, lr_schedule=schedule))
     rates = [float(optim.make(options, part).learning_rate) for part in (0.0, 0.5, 1.0)]
     np.testing.assert_allclose(rates, expected, atol=1e-6)
+
+
+def test_an_own_schedule_without_a_formula_is_no_constant_one():
+    assert optim.scheduled("constant", 0.1, 0.5) == 0.1
+    with pytest.raises(ValueError, match="lr_schedule='steps' has no formula in jaxrl_scale"):
+        optim.scheduled("steps", 0.1, 0.5)

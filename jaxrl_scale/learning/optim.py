@@ -174,4 +174,6 @@ def scheduled(schedule: Schedule, learning_rate: Any, progress: Array | float) -
         return learning_rate * (1 - progress)
     if schedule == "cosine":
         return learning_rate * 0.5 * (1 + jnp.cos(jnp.pi * progress))
-    return learning_rate
+    if schedule == "constant":
+        return learning_rate
+    raise ValueError(f"lr_schedule={schedule!r} has no formula in jaxrl_scale.learning.optim")
