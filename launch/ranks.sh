@@ -133,7 +133,7 @@ trap signalled TERM HUP USR1 USR2
 trap 'signalled INT' INT
 touch "$logs/0.log" || exit 74
 # A signal to all processes of a job does not end it: rank 0 still has to say how it was saved.
-(trap '' TERM HUP INT USR1 USR2 && exec tail -c "+$(($(wc -c <"$logs/0.log") + 1))" -f "$logs/0.log") &
+(trap '' TERM HUP INT USR1 USR2 && exec tail --pid=$$ -c "+$(($(wc -c <"$logs/0.log") + 1))" -f "$logs/0.log") &
 tail=$!
 disown
 rm -f "$logs"/*.pid
