@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import errno
 import io
+import math
 import os
 import re
 import select
@@ -292,6 +293,14 @@ def whole_number(least: int = 1, most: int = 10**6) -> Callable[[str], int]:
         return int(text)
 
     return convert
+
+
+def number(text: str) -> float:
+    """A ``type`` for `Parser.add_argument`: a finite number."""
+    with suppress(ValueError):
+        if math.isfinite(value := float(text)):
+            return value
+    raise argparse.ArgumentTypeError(f"{text[:20]!r} should be a number")
 
 
 def path(text: str) -> Path:

@@ -363,8 +363,11 @@ def _parser() -> commands.Parser:
     repeats = "number of runs of each seed, which differ only in their speed [1]"
     add("repeats", "N", repeats, type=_count, default=1)
     add("out", "FOLDER", "folder of the study [runs/scaling-CONFIG]", type=commands.path)
-    worst = "worst return that an episode can have: agents that end within 1 %% of it count as "
-    add("worst_return", "NUMBER", worst + "stuck [what the environment's spec says]", type=float)
+    worst = (
+        "worst return that an episode can have: agents that end within 1 %% of it count as stuck "
+        "[what the environment's spec says]"
+    )
+    add("worst_return", "NUMBER", worst, type=commands.number)
     analyse = "train nothing, and write the table and the plot of a finished study again"
     add("analyse", "FOLDER", analyse, type=commands.path)
     return parser

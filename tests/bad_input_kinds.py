@@ -1131,7 +1131,7 @@ def studies() -> Iterator[Kind]:
         ("--config=quick.py --repeats=x", "should be a whole number of at least 1"),
         ("--config=quick.py --nodes=2", "--nodes works in a Slurm job"),
         ("--config=quick.py --process=2", "did you mean --processes"),
-        ("--config=quick.py --worst_return=low", "--worst_return"),
+        ("--config=quick.py --worst_return=low", "'low' should be a number"),
         ("--config=quick.py --num_envs=3", "num_envs=3"),
         ("--config=quick.py -- --config=x", "cannot follow --"),
         ("--config=quick.py -- --run_dir=x", "cannot follow --"),
