@@ -202,7 +202,6 @@ def main(argv: Sequence[str]) -> int:
     os.environ |= {"PYTHONDONTWRITEBYTECODE": "1", "WANDB_MODE": "disabled"}
     sys.path.insert(0, str(REPOSITORY))
     jax.config.update("jax_disable_most_optimizations", True)  # nothing here trains for long
-    jax.devices()  # so that no kind is the first, and says how many devices the process has
     groups = list(dict.fromkeys(kind.group for kind in KINDS))
     if unknown := [name for name in argv if name not in groups]:
         print(f"no group is called {unknown[0]!r}; there are {', '.join(groups)}", file=sys.stderr)
@@ -211,8 +210,7 @@ def main(argv: Sequence[str]) -> int:
     well, everything, began = Counter[str](), Counter[str](), time.process_time()
     with tempfile.TemporaryDirectory() as name:
         finished = Path(name) / "finished"
-        if any(kind.run for kind in asked):
-            finished_run(finished)
+        finished_run(finished)  # also where no kind asks for it: JAX has its devices from then on
         for number, kind in enumerate(asked):
             answer = answered(kind, Path(name) / str(number), finished)
             wrong = faults(kind, answer)
