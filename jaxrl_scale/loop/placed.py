@@ -69,14 +69,8 @@ class PlacedAgents(ABC):
         return self._beginning(agents)
 
     @abstractmethod
-    def steps(
-        self,
-        before: State,
-        count: int,
-        stop: bool = False,
-        meanwhile: Callable[[], None] = lambda: None,
-    ) -> tuple[State, Rows, bool]:
-        """As `jaxrl_scale.loop.protocol.Runner.steps`."""
+    def steps(self, before: State, count: int) -> tuple[State, Rows, bool]:
+        """As `jaxrl_scale.loop.protocol.Runner.steps`, of which it takes all arguments."""
 
     def step(self, before: State) -> tuple[State, dict[str, np.ndarray]]:
         """One iteration, as `steps`."""
