@@ -993,26 +993,22 @@ def test_large_products_on_four_processes_change_no_bit(world, path, name):
     assert_same_run(together, path)
 
 
-def test_whole_seeds_on_processes_change_no_bit(world, path):
-    """As those of a sweep, in test_search.py, whose programs these are."""
-    seeds = options(SMALL_A2C | {"num_seeds": 4, "compilation_cache": world.cache})
-    alone = path.with_name("seeds_alone")
+@pytest.mark.parametrize(
+    ("processes", "changes", "said"),
+    [
+        (2, {"num_seeds": 4}, "2 agents each"),
+        (3, {"num_seeds": 3, "iterations": 2, "devices": 1}, "1 agent each"),
+    ],
+)
+def test_whole_seeds_on_processes_change_no_bit(world, path, processes, changes, said):
+    """Of 4 agents the programs are those of a sweep in test_search.py. Whole agents may be on any
+    number of processes, not only on a power of two."""
+    seeds = options(SMALL_A2C | changes | {"compilation_cache": world.cache})
+    alone = path.with_name(f"{path.name}_alone")
     well(world.run(*seeds, "--run_dir", alone))
-    done = world.run_ranks(2, *seeds, "--run_dir", path)
+    done = world.run_ranks(processes, *seeds, "--run_dir", path)
     all_well(done)
-    assert "2 agents each" in done[0].out
-    assert_same_run(path, alone)
-
-
-def test_three_agents_on_three_processes_change_no_bit(world, path):
-    """Whole agents may be on any number of processes, not only on a power of two."""
-    seeds = options(SMALL_A2C | {"num_seeds": 3, "iterations": 2, "devices": 1})
-    seeds += ["--compilation_cache", str(world.cache)]
-    alone = path.with_name("three_alone")
-    well(world.run(*seeds, "--run_dir", alone))
-    done = world.run_ranks(3, *seeds, "--run_dir", path)
-    all_well(done)
-    assert "1 agent each" in done[0].out
+    assert said in done[0].out
     assert_same_run(path, alone)
 
 
