@@ -94,13 +94,13 @@ class PlacedAgents(ABC):
 
     def place(self, saved: State, say: Callable[[str], None] = print) -> State:
         """Of a canonical state the part of this process, as its devices will hold it."""
-        split = self.placement.split_shared, self.placement.split_local
-        return State(split[0](saved.shared), split[1](saved.local))
+        placement = self.placement
+        return State(placement.split_shared(saved.shared), placement.split_local(saved.local))
 
     def fetch(self, placed: State) -> State:
         """Of the canonical state the part of this process (see `parts`), a copy on the host."""
-        join = self.placement.join_shared, self.placement.join_local
-        joined = State(join[0](placed.shared), join[1](placed.local))
+        placement = self.placement
+        joined = State(placement.join_shared(placed.shared), placement.join_local(placed.local))
         return jax.tree.map(np.array, joined)  # the next step takes the buffers back
 
     def digests(self, fetched: State) -> dict[int, str]:
