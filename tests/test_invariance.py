@@ -48,9 +48,9 @@ CONFIGS = {
     ),
 }
 
-SLOW = ("lunar lander", "acrobot")
+SLOW = ("lunar lander", "acrobot", "pendulum, SAC")
 """XLA takes long to compile their physics. LunarLander's in batches of several sizes is in
-test_lunar_lander.py."""
+test_lunar_lander.py, SAC with products of this size in test_algorithms.py."""
 
 DEVICES = [(name, 8) for name in CONFIGS] + [("cartpole", 2), ("cartpole", 4)]
 """Eight: one for each shard. Four are among those that train in test_hosts.py and test_train.py."""
