@@ -19,6 +19,7 @@ from jaxrl_scale.parallel.placement import Placement
 
 os.environ["XLA_FLAGS"] += " " + running.WITHOUT_EMITTERS  # before the first device is used
 jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_disable_most_optimizations", True)
 gc.set_threshold(50_000, 20, 100)  # as the commands do
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 
@@ -84,43 +85,28 @@ QUICKLY = {
     )
 }
 """Modules that hold equations against slow twins, within rounding: there, XLA takes longer to
-optimise a program than the program takes to run. Where the bits of two programs are compared, both
-are compiled as a user's are."""
-
-
-def compiling(quickly):
-    """Compile quickly, or the programs of a run as a user's are, until the next call.
-
-    Without its fusion emitters XLA compiles in two thirds of the time. A flag, which cannot change
-    while a process runs, switches them off, so that a user's program has to switch them on again.
-    """
-    jax.config.update("jax_disable_most_optimizations", quickly)
-    extra = {} if quickly else running.AS_USERS
-    Placement.compiler_options = property(lambda self: OPTIONS.fget(self) | extra)
+optimise a run's program than the program takes to run. Where the bits of two programs are compared,
+both are compiled as a user's are."""
 
 
 OPTIONS = Placement.compiler_options
+Placement.compiler_options = property(
+    lambda self: OPTIONS.fget(self) | (running.AS_USERS if running.programs_as_users else {})
+)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def compile_quickly(request):
-    """Leave out most of XLA's optimisation in the modules of `QUICKLY`."""
-    compiling(request.module.__name__ in QUICKLY)
-    yield
-    compiling(False)
+    """Leave out most of XLA's optimisation of a run's programs in the modules of `QUICKLY`."""
+    running.programs_as_users = request.module.__name__ not in QUICKLY
 
 
 @pytest.fixture(autouse=True)
-def compile_one_otherwise(request):
+def compile_one_otherwise(request, monkeypatch):
     """And in tests with the mark ``quickly``, but not in those with the mark ``as_users``."""
-    in_module = request.module.__name__ in QUICKLY
     marks = {mark.name for mark in request.node.iter_markers()}
-    wanted = (in_module or "quickly" in marks) and "as_users" not in marks
-    if wanted != in_module:
-        compiling(wanted)
-    yield
-    if wanted != in_module:
-        compiling(in_module)
+    if marks & {"quickly", "as_users"}:
+        monkeypatch.setattr(running, "programs_as_users", "as_users" in marks)
 
 
 @pytest.fixture(scope="session")

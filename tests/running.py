@@ -23,8 +23,16 @@ _EMITTERS = "xla_cpu_use_fusion_emitters"  # jaxlib 0.11 uses them always, and h
 _MAY_CHOOSE = jax.__version_info__ < (0, 11)
 WITHOUT_EMITTERS = f"--{_EMITTERS}=false" if _MAY_CHOOSE else ""
 """The flag of XLA with which tests compile, in half the time."""
-AS_USERS = {_EMITTERS: True} if _MAY_CHOOSE else {}
-"""Compiler options by which a program is compiled as a user's is."""
+AS_USERS = {
+    "xla_backend_optimization_level": 3,
+    "xla_llvm_disable_expensive_passes": False,
+    **({_EMITTERS: True} if _MAY_CHOOSE else {}),
+}
+"""Compiler options by which a program is compiled as a user's is. A test process leaves out most of
+XLA's optimisation, and its fusion emitters, without which XLA compiles in two thirds of the time:
+conftest.py sets so for what it compiles without these options."""
+programs_as_users = True
+"""Whether a run's programs are compiled with them: see conftest.py."""
 
 
 def small(algo=None, **changes):
@@ -103,7 +111,7 @@ def _beginning(config):
 
 def once(make, config):
     """What ``make`` makes of the config, until `forget_programs` the same."""
-    key = make, repr(config), jax.config.read("jax_disable_most_optimizations")
+    key = make, repr(config), programs_as_users
     if key not in shared:
         shared[key] = make(config)
     return shared[key]
