@@ -82,11 +82,11 @@ QUICKLY = {
     for what in (
         *("ppo", "a2c", "impala", "pqn", "dqn", "apex", "sac", "q_learning"),
         *("rollout", "randomness", "check_env", "export", "lunar_lander"),
+        *("origin", "evaluate", "docs", "readme", "host_envs"),
     )
 }
-"""Modules that hold equations against slow twins, within rounding: there, XLA takes longer to
-optimise a run's program than the program takes to run. Where the bits of two programs are compared,
-both are compiled as a user's are."""
+"""Modules in which XLA takes longer to optimise a run's program than the program takes to run, and
+which compare no bits of a run on one device with those on several: those need a user's programs."""
 
 
 OPTIONS = Placement.compiler_options

@@ -582,7 +582,6 @@ def test_pictures_of_gymnasium():
 # --- an agent in them ---------------------------------------------------------------------
 
 
-@pytest.mark.quickly
 @needs_envpool
 def test_agents_learn_envpools_cartpole_as_they_learn_ours():
     """The same algorithm, on the host and on the devices: both agents reach the score."""

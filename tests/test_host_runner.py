@@ -284,6 +284,7 @@ class InTheBox(Poles):
         super().send(action)
 
 
+@pytest.mark.quickly
 def test_actions_are_clipped_for_the_environment_alone(monkeypatch):
     """Learning sees those that the policy chose: as long as it is the policy that acted, their
     likelihood is the same."""

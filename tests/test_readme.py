@@ -172,7 +172,6 @@ def test_each_command_that_reads_a_run_does_what_it_should(name, argv, folder, m
 QUICK = ("--config configs/acrobot.py", "--env=CartPole-v1 --algo=dqn")
 
 
-@pytest.mark.quickly
 @pytest.mark.parametrize(
     "argv",
     [

@@ -892,6 +892,7 @@ POPULATION |= {"finalists": 2}
 processes share the agents, and the shards of those with fresh seeds."""
 
 
+@pytest.mark.quickly
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
 def test_a_sweep_keeps_nothing_of_the_runs_that_it_has_made(command, path, monkeypatch):
     """XLA maps memory for every program, and the kernel grants a process 65,530 pieces."""
