@@ -1,5 +1,6 @@
 """Other kinds of algorithm fit the loop: its runner carries memory and replay."""
 
+import re
 from typing import Any, NamedTuple
 
 import jax
@@ -219,6 +220,34 @@ def test_actions_that_are_not_those_of_the_environment_are_an_error(change, foun
     error = rf"action of the algorithm is .*{found}; it should be one of shape \(8,\) and .*int32"
     with pytest.raises(TypeError, match=error):
         runner_of(small(devices=1), probes.Both(), algo, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("function", "change", "told"),
+    [
+        (
+            "update",
+            lambda s, r, m: (s, r),
+            "returned a tuple of 2; it should return (shared, local",
+        ),
+        ("act", lambda *x: list(x), "returned a list; it should return (action, carry, extras)"),
+        ("act", lambda a, c, e: (a, a, e), "given carry () and returned int32[8]; they should be"),
+        ("update", lambda s, r, m: (s.params, r, m), "given shared Shared(params={'in': float32"),
+        (
+            "update",
+            lambda s, r, m: (s, r._replace(filled=r.filled + 0.5), m),
+            "given local/filled int32[8] and returned float32[8]; they should be alike",
+        ),
+        (
+            "update",
+            lambda s, r, m: (s._replace(params=s.params | {"in": jnp.zeros(2)}), r, m),
+            "given shared/params/in float32[1,8] and returned float32[2]; they should be alike",
+        ),
+    ],
+)
+def test_what_act_and_update_should_not_return_is_an_error(function, change, told, monkeypatch):
+    with pytest.raises(TypeError, match=f"^{function} of the algorithm .*{re.escape(told)}"):
+        runner_of(small(devices=1), probes.Both(), changed(**{function: change}), monkeypatch)
 
 
 @pytest.mark.parametrize("name", ["return", "steps", "env_steps", "param_norm"])

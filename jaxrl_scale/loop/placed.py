@@ -44,7 +44,7 @@ class PlacedAgents(ABC):
         self.agents = state.agents(config) if agents is None else agents
         self.pool = placement.pool()
         algo: Algorithm = algos.get(config.algo.name).make(config, env.spec, self.pool)
-        self.algo = state.with_checked_actions(algo, env.spec.action)
+        self.algo = state.with_checked_returns(algo, env.spec.action)
         self._beginning = Beginning(placement, self._init_agent, self.agents)
         self._evaluators = make_evaluators(config, env, self.algo, placement)
         # Not a constant of the program, so that a longer run finds the compiled one in the cache.

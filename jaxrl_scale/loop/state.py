@@ -15,6 +15,7 @@ from jax.flatten_util import ravel_pytree
 
 from jaxrl_scale.config import Config
 from jaxrl_scale.loop.keys import INIT, UPDATE, agent_key, agent_seeds
+from jaxrl_scale.records.pieces import named_leaves
 from jaxrl_scale.records.rows import OF_THE_RUN
 from jaxrl_scale.types import (
     Algorithm,
@@ -28,6 +29,7 @@ from jaxrl_scale.types import (
     Rollout,
     Time,
 )
+from jaxrl_scale.user_code import show_arrays
 
 
 class Shared(NamedTuple):
@@ -131,21 +133,56 @@ def time_of(shared: Shared, num_iterations: Array | np.int32) -> Time:
 # --- one device's part of one agent -------------------------------------------------------------
 
 
-def with_checked_actions(algo: Algorithm, space: Discrete | Box) -> Algorithm:
-    """The algorithm, whose ``act`` raises a TypeError for actions that are not those of the space,
-    since most environments would take them: true and 1.0 are equal to 1."""
+def with_checked_returns(algo: Algorithm, space: Discrete | Box) -> Algorithm:
+    """The algorithm, whose ``act`` and ``update`` raise a TypeError where they return something
+    else than `Algorithm` says: actions that are not those of the space, which most environments
+    would take (true and 1.0 are equal to 1), or a memory or a state of another kind than the one
+    that they were given, of which JAX would tell in terms of the loop around them."""
 
     def act(actor: PyTree, local: PyTree, carry: PyTree, obs: Array, *rest: Any) -> Any:
-        action, carry, extras = algo.act(actor, local, carry, obs, *rest)
+        returned = algo.act(actor, local, carry, obs, *rest)
+        action, carry_after, extras = _three("act", returned, "(action, carry, extras)")
         shape = (len(obs), *space.shape)
         if not hasattr(action, "dtype") or (action.shape, action.dtype) != (shape, space.dtype):
             raise TypeError(
                 f"the action of the algorithm is {described(action)}; "
                 f"it should be one of shape {shape} and dtype {space.dtype}"
             )
-        return action, carry, extras
+        _check_alike("act", "carry", carry, carry_after)
+        return action, carry_after, extras
 
-    return algo._replace(act=act)
+    def update(shared: PyTree, local: PyTree, *rest: Any) -> Any:
+        returned = algo.update(shared, local, *rest)
+        shared_after, local_after, metrics = _three("update", returned, "(shared, local, metrics)")
+        _check_alike("update", "shared", shared, shared_after)
+        _check_alike("update", "local", local, local_after)
+        return shared_after, local_after, metrics
+
+    return algo._replace(act=act, update=update)
+
+
+def _three(function: str, returned: Any, wanted: str) -> tuple[Any, Any, Any]:
+    if not isinstance(returned, tuple) or len(returned) != 3:
+        size = f" of {len(returned)}" if isinstance(returned, tuple) else ""
+        raise TypeError(
+            f"{function} of the algorithm returned a {type(returned).__name__}{size}; "
+            f"it should return {wanted}"
+        )
+    return returned
+
+
+def _check_alike(function: str, name: str, given: PyTree, returned: PyTree) -> None:
+    """Raise a TypeError unless both have one structure, the same shapes and the same dtypes."""
+    parts: list[dict[str, Any]] = list(jax.eval_shape(lambda: ({name: given}, {name: returned})))
+    if jax.tree.structure(given) == jax.tree.structure(returned):
+        parts = list(map(named_leaves, parts))
+    for part in parts[0]:
+        was, became = (show_arrays(x[part]) for x in parts)
+        if was != became:
+            raise TypeError(
+                f"{function} of the algorithm was given {part} {was} and returned {became}; "
+                "they should be alike"
+            )
 
 
 def init_agent(
