@@ -250,7 +250,15 @@ def test_what_act_and_update_should_not_return_is_an_error(function, change, tol
         runner_of(small(devices=1), probes.Both(), changed(**{function: change}), monkeypatch)
 
 
-@pytest.mark.parametrize("name", ["return", "steps", "env_steps", "param_norm"])
+def test_a_key_in_the_state_of_an_algorithm_is_an_error(monkeypatch):
+    algo = changed(init_local=lambda *local: Replay(jax.random.key(0), *local[1:]))
+    with pytest.raises(TypeError, match="^local/algo/obs is a key; keep its words"):
+        runner_of(small(devices=1), probes.Both(), algo, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "name", ["return", "steps", "env_steps", "param_norm", "env/x", "env_end/x"]
+)
 def test_a_metric_with_the_name_of_a_number_of_the_run_is_an_error(name, monkeypatch):
     algo = changed(
         update=lambda shared, local, metrics: (shared, local, {name: metrics["grad"]}),

@@ -18,6 +18,7 @@ from jaxrl_scale.loop.keys import INIT, UPDATE, agent_key, agent_seeds
 from jaxrl_scale.records.pieces import named_leaves
 from jaxrl_scale.records.rows import OF_THE_RUN
 from jaxrl_scale.types import (
+    OWN_NUMBERS,
     Algorithm,
     Array,
     Box,
@@ -214,7 +215,14 @@ def init_agent(
         )
 
     shared = Shared(seed, jnp.zeros((), jnp.int32), init_shared(key_shared, options))
-    return State(shared, pool.map(init_shard, pool.shard_index()))
+    begun = State(shared, pool.map(init_shard, pool.shard_index()))
+    for name, x in named_leaves(begun).items():
+        if isinstance(x, Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):  # unsaveable
+            raise TypeError(
+                f"{name} is a key; keep its words, jax.random.key_data(key), and make a key of them "
+                "by jax.random.wrap_key_data"
+            )
+    return begun
 
 
 def learn(
@@ -240,7 +248,8 @@ def learn(
     algo_shared, local, metrics = algo.update(
         shared.algo, local, rolled, key, time_of(shared, num_iterations)
     )
-    if taken := [name for name in sorted(metrics) if name in OF_THE_RUN or name in counts]:
+    of_the_run = OF_THE_RUN | set(counts)
+    if taken := [x for x in sorted(metrics) if x in of_the_run or x.startswith(tuple(OWN_NUMBERS))]:
         raise TypeError(
             f"metric {taken[0]!r} of the algorithm has the name of a number of the run's own; "
             "give it another"
