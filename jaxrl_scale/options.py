@@ -235,6 +235,20 @@ def has_type(value: Any, hint: Any) -> bool:
     return hint is Any or isinstance(value, hint)
 
 
+def can_be_option(hint: Any) -> bool:
+    """Whether an algorithm's option can be of a type: one that the command line can read and
+    ``config.json`` can hold."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        kept = [arg for arg in args if arg is not type(None)]
+        return len(kept) == 1 and can_be_option(kept[0])
+    if origin is Literal:
+        return all(isinstance(arg, str) for arg in args)
+    if origin is tuple:
+        return args[1:] == (...,) and args[0] in (int, float)
+    return hint in (bool, int, float, str)
+
+
 def type_name(hint: Any) -> str:
     """A field's type, for people."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)

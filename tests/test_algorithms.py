@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import re
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import algorithms
 import collectives
@@ -407,6 +407,10 @@ def module_of(decorate=lambda c: register(dataclasses.dataclass(frozen=True)(c))
     )
 
 
+def typed(hint):
+    return {"__annotations__": {"rate": hint}}
+
+
 @pytest.mark.parametrize(
     ("said", "changed"),
     [
@@ -421,10 +425,16 @@ def module_of(decorate=lambda c: register(dataclasses.dataclass(frozen=True)(c))
             "Config should be decorated by jaxrl_scale.options.register",
             {"decorate": dataclasses.dataclass(frozen=True)},
         ),
+        ("rate is of type list[float]; it should be bool, int,", typed(list[float])),
+        ("rate is of type tuple[int, int]; it should be", typed(tuple[int, int])),
+        ("rate is of type Literal[1, 2]; it should be", typed(Literal[1, 2])),
+        ("rate is of type int | str; it should be bool, int,", typed(int | str)),
+        ("rate is of type dict[str, int]; it should be bool,", typed(dict[str, int])),
     ],
 )
 def test_what_an_own_algorithm_lacks_is_said(said, changed):
-    algos.check_module("mine", module_of())
+    for hint in (float, bool | None, Literal["a", "b"] | None, tuple[int, ...]):
+        algos.check_module("mine", module_of(**typed(hint)))
     with pytest.raises(TypeError, match=re.escape(f"algorithm 'mine': {said}")):
         algos.check_module("mine", module_of(**changed))
 

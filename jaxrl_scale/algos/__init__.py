@@ -6,12 +6,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import inspect
+import typing
 from types import ModuleType
 from typing import Any
 
 import jax
 
 from jaxrl_scale.errors import RunError, nearest
+from jaxrl_scale.options import can_be_option
 
 _NAMES = ("ppo", "a2c", "impala", "pqn", "dqn", "apex", "sac")
 
@@ -58,7 +61,14 @@ def check_module(name: str, module: Any) -> None:
     need(getattr(config, "name", None) == name, f"Config.name should be {name!r}")
     for attribute in ("depends_on_budget", "check"):
         need(hasattr(config, attribute), f"Config should have {attribute}")
+    hints = typing.get_type_hints(config)
     for f in dataclasses.fields(config):  # type: ignore[arg-type]
         need("help" in f.metadata, f"{f.name} should have an option(default, help) for its default")
+        need(
+            can_be_option(hints[f.name]),
+            f"{f.name} is of type {inspect.formatannotation(hints[f.name])}; it should be bool, "
+            "int, float, str, a Literal of texts, tuple[int, ...] or tuple[float, ...], or one of "
+            "these | None",
+        )
     registered = not jax.tree_util.all_leaves([config()])  # type: ignore[misc]
     need(registered, "Config should be decorated by jaxrl_scale.options.register")
