@@ -72,7 +72,7 @@ class Attentive(nn.Module):
 
     @nn.compact
     def __call__(self, obs):
-        weight = nn.softmax(nn.Dense(8)(obs))
+        weight = nn.softmax(nn.remat(nn.Dense)(8)(obs))
         context = self.param("context", nn.initializers.ones, (3,))
         context = jnp.broadcast_to(context, (*obs.shape[:-1], 3))
         x = [weight * nn.relu(nn.Dense(8)(obs)), context, jnp.abs(obs) ** 2]

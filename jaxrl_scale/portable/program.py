@@ -249,7 +249,10 @@ class _Reader:
         name, how = eqn.primitive.name, eqn.params
         shape = eqn.outvars[0].aval.shape
         if name in _CALLS:
-            return self.read(how.get("jaxpr") or how["call_jaxpr"], inputs)
+            called = how.get("jaxpr") or how["call_jaxpr"]
+            if isinstance(called, core.Jaxpr):  # of `jax.checkpoint`, flax's remat
+                called = core.ClosedJaxpr(called, ())
+            return self.read(called, inputs)
         if name == "scan" and how["length"] == 1:
             return self._only_step(eqn, inputs)
         if name in _SAME:
