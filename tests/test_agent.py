@@ -184,8 +184,21 @@ def test_an_agent_acts_in_32_bit_numbers_whatever_is_set_in_jax():
     obs = np.random.default_rng(0).normal(size=(64, 4))
     sampled = agent.act(obs, greedy=False)
     agent.reset()
+    frames = agent.record()
     with jax.enable_x64(True):
         assert (agent.act(obs, greedy=False) == sampled).all()
+        np.testing.assert_array_equal(agent.record(), frames)
+
+
+def test_what_no_agent_can_play_is_told_in_one_line():
+    agent = untrained()
+    for play, wrong, said in (
+        (agent.record, {"games": 0}, "games=0 should be a whole number of at least 1"),
+        (agent.record, {"seed": 1.5}, "seed=1.5 should be a whole number of at least 0"),
+        (agent.evaluate_in_gymnasium, {"agents": [0, 1]}, "agent=1: the run has one agent, 0"),
+    ):
+        with pytest.raises(RunError, match=said):
+            play(**wrong)
 
 
 def test_an_agent_is_evaluated_with_the_precision_of_its_run(monkeypatch):

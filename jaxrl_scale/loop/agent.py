@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ class Agent:
     def reset(self, seed: int = 0) -> None:
         """Forget what a recurrent policy remembers, and seed the sampling of actions."""
         self._carry: PyTree = None
-        self._key = jax.random.key(seed)
+        self._key = jax.random.key(given_number("seed", seed, 0))
 
     def act(
         self, obs: np.ndarray, greedy: bool = True, is_first: np.ndarray | None = None
@@ -151,8 +152,10 @@ class Agent:
         import gymnasium
 
         episodes = given_number("episodes", episodes)
-        games = gymnasium.vector.SyncVectorEnv([self.make_in_gymnasium] * episodes)
         chosen = range(self.config.num_seeds) if agents is None else agents
+        for agent in chosen:
+            _check_agent(agent, self.config)
+        games = gymnasium.vector.SyncVectorEnv([self.make_in_gymnasium] * episodes)
         with self._as_it_was(), closing(games):
             return np.stack([self._play_in_gymnasium(games, agent, greedy) for agent in chosen])
 
@@ -200,9 +203,14 @@ class Agent:
         several episodes with starts of their own, side by side (`draw.side_by_side`). An episode
         that has ended stands still until all have. Of games on the host these are the first
         `LONGEST_VIDEO` frames."""
+        seed, games = given_number("seed", seed, 0), given_number("games", games)
         play = self._pictures_on_host if envs.on_host(self.env) else self._pictures
         frames, shown, over = [], None, np.zeros(games, bool)
-        with self._as_it_was(), closing(play(seed, greedy, games)) as pictures:
+        with (
+            backend.settings_of(self.config),
+            self._as_it_was(),
+            closing(play(seed, greedy, games)) as pictures,
+        ):
             for seen, done in pictures:
                 if shown is not None and seen.shape != shown.shape:
                     raise _of_two_sizes(self.env, shown[0], seen[0])
@@ -302,9 +310,7 @@ def load(run_dir: str | Path, agent: int = 0, checkpoint: str = "latest") -> Age
     backend.cpu_devices(len(visible_cores()))  # before this starts JAX, for what trains later
     run_dir = given_path("run_dir", run_dir)
     config = files.read_config(run_dir / "config.json")
-    if agent not in range(config.num_seeds):
-        there = f"agents 0 to {config.num_seeds - 1}" if config.num_seeds > 1 else "one agent, 0"
-        raise RunError(f"agent={agent!r}: the run has {there}")
+    _check_agent(agent, config)
     runner, iteration, arrays, saved = read_acting(run_dir, config, checkpoint == "best")
     failed = [int(k) for k in saved["progress"]["failed"]]
     shapes = runner.abstract_state().shared
@@ -312,6 +318,12 @@ def load(run_dir: str | Path, agent: int = 0, checkpoint: str = "latest") -> Age
     shared = jax.tree.unflatten(jax.tree.structure(shapes), leaves)
     actor = runner.algo.actor(shared.algo, time_of(shared, np.int32(config.num_iterations)))
     return Agent(config, runner.env, runner.algo, actor, iteration, agent, failed)
+
+
+def _check_agent(agent: Any, config: Config) -> None:
+    if not isinstance(agent, Integral) or agent not in range(config.num_seeds):
+        there = f"agents 0 to {config.num_seeds - 1}" if config.num_seeds > 1 else "one agent, 0"
+        raise RunError(f"agent={agent!r}: the run has {there}")
 
 
 def read_acting(
