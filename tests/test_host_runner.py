@@ -357,6 +357,29 @@ def test_a_score_is_that_of_one_whole_game():
     assert (shorter < scores).any()
 
 
+def test_an_error_in_acting_is_not_told_as_one_of_the_environment():
+    def act(t, obs, is_first):
+        raise ValueError("no memory")
+
+    before = Poles.alive
+    with pytest.raises(ValueError, match=r"^no memory$"):
+        list(host_rollout.play(HostCartPole(lives=1, limit=9), act, np.arange(2), 1, 9))
+    assert Poles.alive == before
+
+
+def test_all_simulators_are_closed_where_one_raises_an_error(monkeypatch):
+    stage = host_rollout.Stage(HostCartPole(lives=1, limit=9), (1, 1, 2, 1), 1, 2)
+    before = Poles.alive
+    stage.restart(np.arange(2).reshape(1, 1, 2, 1))
+    first = stage._simulators[0]
+    with monkeypatch.context() as patched:
+        patched.setattr(first, "close", lambda: 1 / 0)
+        with pytest.raises(RunError, match=r"'HostCartPole'.*ZeroDivisionError"):
+            stage.close()
+    first.close()
+    assert Poles.alive == before
+
+
 def test_an_evaluation_has_seeds_of_its_own(reference, monkeypatch):
     made, simulate = [], HostCartPole.simulate
 

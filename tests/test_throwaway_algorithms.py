@@ -252,7 +252,7 @@ def test_what_act_and_update_should_not_return_is_an_error(function, change, tol
 
 def test_a_key_in_the_state_of_an_algorithm_is_an_error(monkeypatch):
     algo = changed(init_local=lambda *local: Replay(jax.random.key(0), *local[1:]))
-    with pytest.raises(TypeError, match="^local/algo/obs is a key; keep its words"):
+    with pytest.raises(TypeError, match=r"^local/algo/obs is a key; keep its words"):
         runner_of(small(devices=1), probes.Both(), algo, monkeypatch)
 
 

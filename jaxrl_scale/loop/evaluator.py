@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import jax
@@ -118,7 +119,7 @@ class HostEvaluator:
         game_seeds = host_seeds(seed, EVALUATE, 0, np.arange(self._episodes))
         threads = self._placement.num_threads
         played = host_rollout.play(self._env, act, game_seeds, threads, limit or LONGEST_EPISODE)
-        *_, (_, scores, _) = played
+        [(_, scores, _)] = deque(played, 1)  # a game may have a hundred thousand steps
         return scores
 
 

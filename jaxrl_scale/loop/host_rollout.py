@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -122,7 +122,7 @@ class Stage:
     def restart(self, seeds: np.ndarray) -> None:
         """Make all environments anew, from their seeds ``[D, P', S', B]``."""
         self.close()
-        with self._errors_in_one_line():
+        with _told(self._env):
             for group in self.groups:
                 of_group = seeds[:, :, group].reshape(-1)
                 self._simulators.append(self._env.simulate(of_group, self._num_threads))
@@ -133,15 +133,15 @@ class Stage:
         if not self._fresh[group]:
             space = self._env.spec.action
             flat = action.reshape(-1, *space.shape)
-            with self._errors_in_one_line():
-                self._simulators[group].send(flat.astype(self._env.spec.action.dtype))
+            with _told(self._env):
+                self._simulators[group].send(flat.astype(space.dtype))
 
     def receive(self, group: int) -> HostStep:
         """Wait for the step of a group: ``[D, P', S'/G, B, …]``."""
         D, P, _, B = self._shape
         shards = self.groups[group]
         number = D * P * (shards.stop - shards.start) * B
-        with self._errors_in_one_line():
+        with _told(self._env):
             if self._fresh[group]:
                 self._fresh[group] = False
                 obs = check_seen(self._env.spec, self._simulators[group].reset(), number)
@@ -154,12 +154,9 @@ class Stage:
     def close(self) -> None:
         """End the simulators' threads and free their memory. May be called twice."""
         simulators, self._simulators, self._fresh = self._simulators, [], []
-        with self._errors_in_one_line():
+        with _told(self._env), ExitStack() as stack:  # the others, too, where one raises an error
             for simulator in simulators:
-                simulator.close()
-
-    def _errors_in_one_line(self) -> AbstractContextManager[None]:
-        return errors_in_one_line(f"environment {self._env.spec.id!r}")
+                stack.callback(simulator.close)
 
 
 def record(
@@ -217,23 +214,34 @@ def play(
     """
     score, steps = np.zeros(len(seeds), np.float32), np.zeros(len(seeds), np.int64)
     done = np.zeros(len(seeds), bool)
-    with errors_in_one_line(f"environment {env.spec.id!r}"):
+    with _told(env):
         simulator = env.simulate(seeds, num_threads)
-        with closing(simulator):
+    try:
+        with _told(env):
             obs = check_seen(env.spec, simulator.reset(), len(seeds))
-            ended, is_first = done.copy(), ~done
-            yield simulator, score, done
-            for t in itertools.count():
-                simulator.send(clipped(env.spec, act(t, obs, is_first)))
+        ended, is_first = done.copy(), ~done
+        yield simulator, score, done
+        for t in itertools.count():
+            action = clipped(env.spec, act(t, obs, is_first))
+            with _told(env):
+                simulator.send(action)
                 seen = check_step(env.spec, simulator.receive(), len(seeds))
-                obs, is_first = seen.obs, ended
-                score = score + np.where(done | ended, 0, seen.score)
-                steps += ~ended
-                done = done | ~ended & (seen.game_over | (steps == limit))
-                ended = ~ended & (seen.terminated | seen.truncated)
-                yield simulator, score, done
-                if done.all():
-                    break
+            obs, is_first = seen.obs, ended
+            score = score + np.where(done | ended, 0, seen.score)
+            steps += ~ended
+            done = done | ~ended & (seen.game_over | (steps == limit))
+            ended = ~ended & (seen.terminated | seen.truncated)
+            yield simulator, score, done
+            if done.all():
+                break
+    finally:
+        with _told(env):
+            simulator.close()
+
+
+def _told(env: HostEnvironment) -> AbstractContextManager[None]:
+    """What the environment raises is told in one line, as its error."""
+    return errors_in_one_line(f"environment {env.spec.id!r}")
 
 
 def clipped(spec: EnvSpec, action: np.ndarray) -> np.ndarray:

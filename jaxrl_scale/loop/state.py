@@ -219,8 +219,8 @@ def init_agent(
     for name, x in named_leaves(begun).items():
         if isinstance(x, Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):  # unsaveable
             raise TypeError(
-                f"{name} is a key; keep its words, jax.random.key_data(key), and make a key of them "
-                "by jax.random.wrap_key_data"
+                f"{name} is a key; keep its words, jax.random.key_data(key), and make a key of "
+                "them by jax.random.wrap_key_data"
             )
     return begun
 
