@@ -13,6 +13,7 @@ from processes import Screen
 
 from jaxrl_scale import interrupts
 from jaxrl_scale.config import Config
+from jaxrl_scale.loop.stop import StopRequest
 from jaxrl_scale.records.terminal import Terminal
 
 FOR_EVER = """
@@ -123,6 +124,16 @@ def test_blocks_that_stand_in_each_other_all_answer_and_leave_what_was_there():
     assert left == writer
     with open(reader, "rb") as heard:
         assert heard.read() == bytes([signal.SIGINT])
+
+
+def test_a_run_that_a_scheduler_stops_is_saved_after_the_first_ctrl_c_too(capsys):
+    with StopRequest() as stop:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            os.kill(os.getpid(), number)
+            assert stop.requested == number.name
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert capsys.readouterr().err == ASKED
 
 
 def test_a_ctrl_c_that_python_drops_is_raised_again():

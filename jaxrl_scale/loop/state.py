@@ -174,11 +174,12 @@ def _three(function: str, returned: Any, wanted: str) -> tuple[Any, Any, Any]:
 
 def _check_alike(function: str, name: str, given: PyTree, returned: PyTree) -> None:
     """Raise a TypeError unless both have one structure, the same shapes and the same dtypes."""
-    parts: list[dict[str, Any]] = list(jax.eval_shape(lambda: ({name: given}, {name: returned})))
-    if jax.tree.structure(given) == jax.tree.structure(returned):
-        parts = list(map(named_leaves, parts))
-    for part in parts[0]:
-        was, became = (show_arrays(x[part]) for x in parts)
+    before, after = jax.eval_shape(lambda: ({name: given}, {name: returned}))
+    structures: list[Any] = [jax.tree.structure(x) for x in (before, after)]
+    if structures[0] == structures[1]:
+        before, after = named_leaves(before), named_leaves(after)
+    for part in before:
+        was, became = show_arrays(before[part]), show_arrays(after[part])
         if was != became:
             raise TypeError(
                 f"{function} of the algorithm was given {part} {was} and returned {became}; "

@@ -47,9 +47,10 @@ class StopRequest:
         return self
 
     def _handle(self, number: int, frame: Any) -> None:
-        if self.requested and number == signal.SIGINT:
+        name = signal.Signals(number).name
+        if name == self.requested == "SIGINT":
             raise KeyboardInterrupt
-        self.requested = signal.Signals(number).name
+        self.requested = name
 
     def _tell(self) -> None:
         if self._tells:
