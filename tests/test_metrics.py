@@ -159,6 +159,23 @@ def test_one_process_cannot_use_a_directory_twice(run):
         run_directory.create(run.path)
 
 
+def test_a_run_that_cannot_write_its_config_leaves_no_lock(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched, pytest.raises(RunError, match="No space left"):
+        patched.setattr(run_directory, "write_atomically", full)
+        with run_directory.entered(QUIET.replace(run_dir=str(tmp_path)), "a", None, Hosts()):
+            pass
+    run_directory.create(tmp_path).close()
+
+
+def test_a_process_with_a_disk_of_its_own_has_the_config_of_the_new_run(tmp_path):
+    for config, new, there in (({"a": 1}, True, 1), ({"a": 2}, True, 2), ({"a": 3}, False, 2)):
+        run = run_directory.follow(tmp_path, config, new)
+        assert read(run, "config.json") == {"a": there}
+
+
 def test_a_file_system_without_locks_is_used_with_a_warning(tmp_path, monkeypatch):
     def flock(*_):
         raise OSError(37, "No locks available")

@@ -26,7 +26,7 @@ import shutil
 import socket
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -68,23 +68,23 @@ def entered(
     path = Path(hosts.gather("run directory", wanted)[0])
     with io_errors(path):
         others = set(os.listdir(path)) if path.is_dir() else None
-    if hosts.leader:
-        run = open_existing(path) if resume else create(path)
-        if not resume:
-            run.write_json("config.json", to_json(config))
-    hosts.barrier("run directory is there")
-    if not hosts.leader:
-        run = follow(path, to_json(config))
-    try:
-        starts = read_starts(run.path)
-        run.name = starts[0].get("name", name) if starts else name
-        yield run
-    except RunError as error:
-        if hosts.leader and not resume and error.status == MISTAKE and not run.has_trained():
-            _remove(path, others)
-        raise
-    finally:
-        run.close()
+    with ExitStack() as stack:
+        if hosts.leader:
+            run = open_existing(path) if resume else create(path)
+            stack.callback(run.close)
+            if not resume:
+                run.write_json("config.json", to_json(config))
+        hosts.barrier("run directory is there")
+        if not hosts.leader:
+            run = follow(path, to_json(config), resume is None)
+        try:
+            starts = read_starts(run.path)
+            run.name = starts[0].get("name", name) if starts else name
+            yield run
+        except RunError as error:
+            if hosts.leader and not resume and error.status == MISTAKE and not run.has_trained():
+                _remove(path, others)
+            raise
 
 
 def _remove(path: Path, others: set[str] | None) -> None:
@@ -159,16 +159,17 @@ def open_existing(path: Path) -> RunDirectory:
     return RunDirectory(path)
 
 
-def follow(path: Path, config: dict[str, Any]) -> RunDirectory:
+def follow(path: Path, config: dict[str, Any], new: bool) -> RunDirectory:
     """The run's directory for a process beside process 0, which holds the lock.
 
     Where the hosts do not share the directory, this host gets one of its own, with the
-    ``config.json`` that a resume reads first.
+    ``config.json`` that a resume reads first. A ``new`` run replaces one that is there, which a run
+    that ended before its first row has left: process 0 removes its own alone.
     """
     with io_errors(path):
         path.mkdir(parents=True, exist_ok=True)
     run = RunDirectory(path, lock=False)
-    if not run.config.exists():
+    if new or not run.config.exists():
         run.write_json("config.json", config)
     return run
 
