@@ -903,6 +903,16 @@ def test_all_processes_of_a_user_have_one_secret_that_nobody_else_can_read(tmp_p
         secret.choose(environment)
 
 
+def test_a_full_disk_leaves_no_empty_secret(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    make = os.open
+    with monkeypatch.context() as patched:
+        patched.setattr(secret.os, "open", lambda *how: (make(*how), make("/dev/full", 1))[1])
+        with pytest.raises(RunError, match=r"no secret can be kept in .*JAXRL_SECRET"):
+            secret.choose({"HOME": str(tmp_path)})
+    assert len(secret.choose({"HOME": str(tmp_path)}).text) == 64
+
+
 def test_without_a_home_the_secret_is_in_a_folder_of_the_user_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     keys = {secret.choose({"HOME": "/proc/none"}).text for _ in range(2)}

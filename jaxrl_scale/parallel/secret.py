@@ -186,5 +186,9 @@ def _write_new(path: Path) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         return
-    with open(descriptor, "w") as file:
-        file.write(f"{secrets.token_hex(32)}\n")
+    try:
+        with open(descriptor, "w") as file:
+            file.write(f"{secrets.token_hex(32)}\n")
+    except OSError:  # a full disk, which would leave an empty secret to all later runs
+        path.unlink()
+        raise
