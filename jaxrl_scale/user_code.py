@@ -88,7 +88,7 @@ def describe(error: BaseException, file: str = "") -> str:
     """``", mine.py, line 3: KeyError: 'x'"``, without the place if no code of the user's is
     involved, and without the file's name if it is ``file``, which the message names already."""
     place = _place(error, file)
-    message = error.msg if isinstance(error, SyntaxError) else str(error)
+    message = str(error.msg if isinstance(error, SyntaxError) else error).strip()
     if len(message) > 300:
         message = message.splitlines()[0][:300]
     if isinstance(error, SystemExit):

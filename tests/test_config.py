@@ -687,6 +687,11 @@ class Linear(nn.Module):
         return self.outputs(nn.Dense(self.policy_size)(obs), nn.Dense(1)(obs))
 
 
+class Talkative(Linear):
+    def outputs(self, policy, value):
+        raise ValueError("\nno policy" + "\nfor many reasons" * 30)
+
+
 class WrongShape(Linear):
     def outputs(self, policy, value):
         return policy, value
@@ -736,6 +741,7 @@ class MoreFields(Linear):
         (f"{__name__}:PolicyOnly", r"returned float32\[2,2\]; it should return \(policy, value\)"),
         (f"{__name__}:Nothing", r"returned None; it should return \(policy, value\)"),
         (f"{__name__}:Half", r"returned \(float16\[2,2\], float32\[2\]\); it should return"),
+        (f"{__name__}:Talkative", r"line \d+: ValueError: no policy$"),
         (f"{__name__}:Typo", r"Typo', called .*test_config.py, line \d+: NameError: name 'polic'"),
         (
             f"{__name__}:MoreFields",
