@@ -22,6 +22,7 @@ import pytest
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.records import array_folder
 from jaxrl_scale.records.checkpoint import Checkpoints, kept, restore, restore_some
+from jaxrl_scale.records.pieces import named_leaves
 from jaxrl_scale.records.run_directory import write_atomically
 from jaxrl_scale.types import Part, Span
 
@@ -78,6 +79,11 @@ def no_warning(message: str) -> None:
     raise AssertionError(message)
 
 
+def best(directory: Path, warn: Any = no_warning) -> Any:
+    """The iteration, the arrays by name, and the meta of the best checkpoint."""
+    return restore_some(directory, lambda name: True, warn, best=True)
+
+
 def saved(directory: Path, iterations: Any, keep: int = 10) -> Path:
     checkpoints = Checkpoints(directory, keep)
     for iteration in iterations:
@@ -118,7 +124,7 @@ def test_a_folder_without_checkpoints_restores_nothing(tmp_path):
     assert restore(tmp_path / "missing", state(0), no_warning) is None
     (tmp_path / "file").touch()
     assert restore(tmp_path / "file", state(0), no_warning) is None
-    assert restore(tmp_path, state(0), no_warning, best=True) is None
+    assert best(tmp_path) is None
     assert not (tmp_path / "missing").exists()
 
 
@@ -222,9 +228,9 @@ def test_the_folder_holds_the_last_ones_and_the_best(tmp_path):
     checkpoints.wait()
     assert names(tmp_path) == {"1", "4", "5"}
     assert checkpoints.restore(state(0), no_warning)[0] == 5
-    iteration, best, _ = checkpoints.restore(state(0), no_warning, best=True)
+    iteration, arrays, _ = best(tmp_path)
     assert iteration == 1
-    assert_same(best, jax.tree.map(np.asarray, state(1)))
+    assert_same(arrays, named_leaves(jax.tree.map(np.asarray, state(1))))
     checkpoints.close()
 
 
@@ -234,10 +240,12 @@ def test_the_best_is_one_that_was_evaluated_and_it_is_never_deleted(tmp_path):
     for iteration in (2, 4, 6, 8, 10, 11):
         checkpoints.save(iteration, state(iteration), {}, evaluated.get(iteration))
         if iteration >= 4:
-            assert checkpoints.restore(state(0), no_warning, best=True)[0] == 4
+            checkpoints.wait()
+            assert best(tmp_path)[0] == 4
             assert names(tmp_path) == {"4", str(iteration)}
     checkpoints.save(12, state(12), {}, evaluated[12])
-    assert checkpoints.restore(state(0), no_warning, best=True)[0] == 12, "of equals the latest"
+    checkpoints.wait()
+    assert best(tmp_path)[0] == 12, "of equals the latest"
     assert names(tmp_path) == {"12"}
     checkpoints.close()
 
@@ -247,8 +255,8 @@ def test_of_equally_good_ones_the_latest_is_restored_as_the_best(tmp_path, shift
     checkpoints = Checkpoints(tmp_path, keep=4)
     for iteration, score in [(1, 2.0), (2, 3.0), (3, 3.0), (4, None)]:
         checkpoints.save(iteration, state(iteration), {}, None if score is None else score + shift)
-    assert checkpoints.restore(state(0), no_warning, best=True)[0] == 3
     checkpoints.close()
+    assert best(tmp_path)[0] == 3
 
 
 def test_a_damaged_one_does_not_take_the_place_of_the_best(tmp_path):
@@ -299,7 +307,7 @@ def test_what_is_deleted_disappears_from_its_name_at_once(tmp_path, monkeypatch)
 
 def test_without_any_score_the_best_is_the_newest(tmp_path):
     saved(tmp_path, [1, 2, 3])
-    assert restore(tmp_path, state(0), no_warning, best=True)[0] == 3
+    assert best(tmp_path)[0] == 3
 
 
 # --- killed at any moment -------------------------------------------------------------------
@@ -332,7 +340,7 @@ def test_a_process_killed_while_it_saves_leaves_whole_checkpoints_only(tmp_path)
         assert iteration in (announced - 1, announced)
         assert meta == {"i": iteration}
         assert_same(values, jax.tree.map(np.asarray, state(iteration, 100_000)))
-        assert restore(tmp_path, state(0, 100_000), no_warning, best=True)[0] == 0
+        assert best(tmp_path)[0] == 0
         leftovers += any(not name.isdecimal() for name in names(tmp_path))
         reached.append(iteration)
     assert reached == sorted(set(reached)), "each process went on from the one before"
@@ -448,9 +456,9 @@ def test_a_checkpoint_in_the_earlier_format_is_told_in_one_line(tmp_path):
     for name in ("_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt"):
         (tmp_path / "7" / name).write_text("{}")
     message = f"^{tmp_path}/7 was written by an earlier version of jaxrl_scale in a format"
-    for best in (False, True):
+    for read in (best, lambda folder: restore(folder, state(0), no_warning)):
         with pytest.raises(RunError, match=message):
-            restore(tmp_path, state(0), no_warning, best)
+            read(tmp_path)
 
 
 def test_orbax_prints_nothing_of_its_own_on_the_terminal(tmp_path):
@@ -519,7 +527,7 @@ def test_the_best_one_damaged_is_named_and_the_next_best_used(tmp_path):
     checkpoints.close()
     truncate(tmp_path / "2" / "arrays.npz")
     warnings: list[str] = []
-    assert restore(tmp_path, state(0), warnings.append, best=True)[0] == 1
+    assert best(tmp_path, warnings.append)[0] == 1
     assert [w.split(" is damaged")[0] for w in warnings] == [f"checkpoint {tmp_path / '2'}"]
 
 

@@ -130,14 +130,12 @@ class Checkpoints:
         if pending is not None:
             pending.result()
 
-    def restore(
-        self, target: PyTree, warn: Callable[[str], None], best: bool = False
-    ) -> Found | None:
+    def restore(self, target: PyTree, warn: Callable[[str], None]) -> Found | None:
         """As the function `restore`. Damaged checkpoints are renamed to ``<iteration>.damaged``:
         they no longer count, that iteration can be saved again, and they can be looked at."""
         self.wait()
         read = partial(_read, self.hosts, target, self.parts)
-        found, damaged = _search(self.directory, best, warn, read, self.hosts)
+        found, damaged = _search(self.directory, False, warn, read, self.hosts)
         if found:
             self.digest = self._digest_of(found[1], "main")
         for path in damaged if self.hosts.leader else ():
@@ -223,18 +221,16 @@ def restore(
     directory: Path,
     target: PyTree,
     warn: Callable[[str], None],
-    best: bool = False,
     hosts: Hosts = Hosts(),  # noqa: B008  of one process, which holds nothing
 ) -> Found | None:
-    """The newest whole checkpoint in ``directory``, or the ``best`` one, which is the newest where
-    none has a score; ``None`` if there is no checkpoint at all.
+    """The newest whole checkpoint in ``directory``; ``None`` if there is no checkpoint at all.
 
     Changes nothing on the disk, and may run while another process trains there. ``target`` is
     a tree of arrays or `jax.ShapeDtypeStruct`. A damaged checkpoint is named through ``warn``
     and the next one taken. Raises `RunError` if all are damaged, or if a whole one is not
     like ``target``. Several processes, ``hosts``, that call this together all get the same, whole.
     """
-    return _search(Path(directory), best, warn, partial(_read, hosts, target, None), hosts)[0]
+    return _search(Path(directory), False, warn, partial(_read, hosts, target, None), hosts)[0]
 
 
 def restore_some(
@@ -243,9 +239,9 @@ def restore_some(
     warn: Callable[[str], None],
     best: bool = False,
 ) -> tuple[int, dict[str, Any], dict[str, Any]] | None:
-    """Of the newest or the ``best`` checkpoint in ``directory`` whose ``wanted`` arrays are whole,
-    by their names, these arrays, whatever else is in it: its iteration, the arrays, its meta.
-    Otherwise as `restore`."""
+    """Some arrays of the newest checkpoint in ``directory`` in which they are whole, or of the
+    ``best`` one, which is the newest where none has a score: its iteration, the arrays by name, its
+    meta. ``wanted`` says by their names which. Otherwise as `restore`."""
 
     def read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         record = _record(path)
