@@ -63,6 +63,7 @@ CASES = {
     "own for images": Case("a2c", {}, images(6, WIDE), {"network": "test_export:Strided"}),
 }
 FORMS = ("numpy", "stablehlo", "onnx")
+TITLE = r'A policy of C:\N\""".'
 
 
 class Attentive(nn.Module):
@@ -175,7 +176,7 @@ class Exported(NamedTuple):
 def exported(name, folder):
     agent = agent_of(CASES[name])
     onnx = importlib.util.find_spec("onnx") is not None
-    made, left_out = export.forms(agent, "A policy.", onnx)
+    made, left_out = export.forms(agent, TITLE, onnx)
     assert left_out == ""
     return Exported(agent, made, module_of(made, folder / name))
 
@@ -282,6 +283,7 @@ def test_one_observation_gives_one_action_and_the_file_says_how(name, folder):
         assert one.shape == getattr(spec.action, "shape", ())
         np.testing.assert_allclose(one, action, atol=1e-6)
     assert str(list(spec.observation_shape)) in policy.__doc__
+    assert policy.__doc__.startswith(TITLE)
 
 
 def test_a_policy_with_a_memory_hands_the_next_one_back(folder):

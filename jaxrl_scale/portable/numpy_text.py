@@ -35,6 +35,7 @@ def write(program: Program, title: str) -> str:
         "results": ", ".join(_returned(program)),
         "scores": _SCORES if "scores" in program.outputs else "",
     }
+    title = title.replace("\\", r"\\").replace('"', r"\"")  # as a docstring holds it
     parts = [
         _HEAD.format(title=title, usage=_USAGE[recurrent].format(**words)),
         _ACT[recurrent].format(**words),
