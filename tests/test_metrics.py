@@ -249,12 +249,6 @@ def test_runs_that_begin_in_the_same_second_have_directories_of_their_own(tmp_pa
             assert run.path == tmp_path / "runs" / name
 
 
-def test_the_newest_checkpoint_is_the_last_by_its_number(run):
-    for name in ("9", "10", "11.damaged", "12.part-1-of-2"):
-        (run.checkpoints / name).mkdir(parents=True)
-    assert run.newest_checkpoint().name == "10"
-
-
 @pytest.mark.parametrize("damaged", ["[]", "{}", '{"starts": 3}', '{"starts": [3]}', "{"])
 def test_a_damaged_record_of_starts_is_told_in_one_line(tmp_path, damaged):
     assert run_directory.read_starts(tmp_path) == []

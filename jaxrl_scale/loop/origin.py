@@ -84,7 +84,8 @@ def _known(resume: str | Path | None) -> tuple[bool, dict[str, Any] | None]:
         return False, None
     starts = run_directory.read_starts(Path(resume))
     found = [start["init_from"] for start in starts if start.get("init_from")]
-    return checkpoint.any_saved(Path(resume) / "checkpoints"), found[0] if found else None
+    saved = checkpoint.newest(Path(resume) / "checkpoints") is not None
+    return saved, found[0] if found else None
 
 
 _TAKEN = "shared/algo/"

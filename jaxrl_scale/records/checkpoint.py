@@ -255,9 +255,9 @@ def restore_some(
     return _search(Path(directory), best, warn, read, Hosts())[0]
 
 
-def any_saved(directory: Path) -> bool:
-    """Whether there is a checkpoint, whole or damaged."""
-    return bool(_listed(directory))
+def newest(directory: Path) -> Path | None:
+    """The folder of the newest checkpoint, whole or damaged; None where there is none."""
+    return next(iter(_newest_first(directory)), None)
 
 
 # --- finding --------------------------------------------------------------------------------

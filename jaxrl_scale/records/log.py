@@ -16,7 +16,7 @@ from jaxrl_scale.config.files import to_json
 from jaxrl_scale.errors import FINISHED, NOT_FINITE, STOPPED, RunError, how_many
 from jaxrl_scale.parallel.hosts import Hosts
 from jaxrl_scale.parallel.machine import Memory
-from jaxrl_scale.records import notebook
+from jaxrl_scale.records import checkpoint, notebook
 from jaxrl_scale.records.progress import Clock, Progress
 from jaxrl_scale.records.row_writer import RowWriter
 from jaxrl_scale.records.rows import Row, Summary, centre, normalized
@@ -253,7 +253,7 @@ class Log:
             self._terminal.close()
             agents = self._config.num_seeds
             whose = "the loss" if agents == 1 else f"the loss of all {agents} agents"
-            last = self._run.newest_checkpoint()
+            last = checkpoint.newest(self._run.checkpoints)
             print(
                 f"error: {whose} is no longer finite at iteration {self.iteration}; last good "
                 f"checkpoint: {last or 'none was saved yet'}; "

@@ -34,6 +34,7 @@ from jaxrl_scale.config import Config
 from jaxrl_scale.config.files import to_json
 from jaxrl_scale.errors import INPUT_OUTPUT_ERROR, MISTAKE, RunError
 from jaxrl_scale.parallel.hosts import Hosts
+from jaxrl_scale.records import checkpoint
 from jaxrl_scale.records.provenance import describe_process
 
 FILES = {"config.json", "run.json", "metrics.jsonl", "tensorboard", "wandb", "wandb.json"}
@@ -209,12 +210,7 @@ class RunDirectory:
     def has_trained(self) -> bool:
         """Whether there is a row of metrics or a checkpoint."""
         rows = self.metrics.exists() and self.metrics.stat().st_size > 0
-        return rows or (self.checkpoints.is_dir() and self.newest_checkpoint() is not None)
-
-    def newest_checkpoint(self) -> Path | None:
-        """The folder of the last checkpoint that was completed."""
-        saved = [path for path in self.checkpoints.iterdir() if path.name.isdecimal()]
-        return max(saved, key=lambda path: int(path.name), default=None)
+        return rows or checkpoint.newest(self.checkpoints) is not None
 
     def _acquire(self) -> int:
         lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
