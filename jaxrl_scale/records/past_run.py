@@ -346,7 +346,7 @@ def _check(data: Any, kind: Any, num_agents: int, where: str) -> None:
             shown = shown if len(shown) <= 40 else f"{shown[:39]}…"
             raise RunError(f"{where} is damaged: {name} is {shown}")
     lists = [*(data.get("per_agent") or {}).values(), *(data.get("agents") or {}).values()]
-    lists += [evaluation["per_agent"]] if (evaluation := data.get("evaluation")) else []
+    lists += [played["per_agent"] for name in ("evaluation", "test") if (played := data.get(name))]
     indices = data.get("failed") or []
     if any(len(x) != num_agents for x in lists) or any(k not in range(num_agents) for k in indices):
         raise RunError(f"{where} does not fit num_seeds={num_agents} of config.json")
