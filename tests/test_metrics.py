@@ -163,10 +163,11 @@ def test_a_run_that_cannot_write_its_config_leaves_no_lock(tmp_path, monkeypatch
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    with monkeypatch.context() as patched, pytest.raises(RunError, match="No space left"):
+    entered = run_directory.entered(QUIET.replace(run_dir=str(tmp_path)), "a", None, Hosts())
+    with monkeypatch.context() as patched:
         patched.setattr(run_directory, "write_atomically", full)
-        with run_directory.entered(QUIET.replace(run_dir=str(tmp_path)), "a", None, Hosts()):
-            pass
+        with pytest.raises(RunError, match="No space left"):
+            entered.__enter__()
     run_directory.create(tmp_path).close()
 
 

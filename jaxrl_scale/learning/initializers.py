@@ -34,9 +34,9 @@ def orthogonal(gain: float = 1.0) -> Initializer:
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))  # layers of one shape are traced once
 def _random_orthonormal(key: Key, longer: int, shorter: int, dtype: jnp.dtype) -> Array:
     """``[shorter, longer]``"""
-    # Filled up to a square for hidden layers of the usual widths: XLA compiles equal kernels once,
-    # and those of a layer's neighbours are equal then. So CartPole starts a quarter of a second
-    # earlier, of five.
+    # For hidden layers of the usual widths it is filled up to a square: then neighbouring layers
+    # have equal kernels, which XLA compiles once. CartPole starts a quarter of a second earlier for
+    # it, of five.
     rows = longer if longer in _USUAL_WIDTHS else shorter
     numbers = jax.random.normal(key, (longer * rows,), dtype)
     vectors = numbers[: longer * shorter].reshape(longer, shorter).T

@@ -155,14 +155,14 @@ def update(pool: Pool, statistics: Statistics | None, x: Array, mask: Array) -> 
     return merge(statistics, *moments)
 
 
-def apply(statistics: Statistics | None, x: Array, clip: float = 10.0) -> Array:
-    """``x [..., *shape]`` with mean 0 and standard deviation 1, clipped to ``±clip``; without
-    statistics ``x`` itself."""
+def apply(statistics: Statistics | None, x: Array) -> Array:
+    """``x [..., *shape]`` with mean 0 and standard deviation 1, clipped to ±10; without statistics
+    ``x`` itself."""
     if statistics is None:
         return x
     scale = 1.0 / jnp.sqrt(statistics.variance + 1e-8)
     mean, scale = (jnp.broadcast_to(y, x.shape) for y in (statistics.mean, scale))
-    return jnp.clip((x - mean) * scale, -clip, clip)
+    return jnp.clip((x - mean) * scale, -10.0, 10.0)
 
 
 def scale_rewards(

@@ -85,7 +85,7 @@ def exact(f: Callable[..., PyTree], portable: bool = False) -> Callable[..., PyT
 
 
 def _to_rewrite(jaxpr: core.Jaxpr) -> bool:
-    """Is there anything in it to rewrite?"""
+    """Whether there is anything in it to rewrite."""
     return any(
         _rule(eqn) is not None
         or (eqn.primitive.name in _NESTED and _to_rewrite(eqn.params["jaxpr"].jaxpr))

@@ -31,8 +31,8 @@ Shape = tuple[int, ...]
 
 
 class Games(NamedTuple):
-    """Between two steps the ``B`` environments of one shard, or ``[D, P', S', …]`` of all: what can
-    be saved of them."""
+    """What can be saved of the ``B`` environments of one shard between two steps, or, with leading
+    axes ``[D, P', S', …]``, of all shards."""
 
     obs: np.ndarray  # [B, *observation_shape] what the next action is chosen from
     is_first: np.ndarray  # [B] bool: obs opens an episode
@@ -43,7 +43,8 @@ class Games(NamedTuple):
 
 
 class Gathered(NamedTuple):
-    """The rollouts of one shard, or ``[D, P', S', …]`` of all. Its ``carry`` is on the devices."""
+    """The rollouts of one shard or, with leading axes ``[D, P', S', …]``, of all shards. Their
+    ``carry`` is on the devices."""
 
     rollout: Rollout
     ended: Ended

@@ -93,19 +93,19 @@ class PlacedAgents(ABC):
         )
 
     def place(self, saved: State, say: Callable[[str], None] = print) -> State:
-        """Of a canonical state the part of this process, as its devices will hold it."""
+        """The part that this process has of a canonical state, as its devices will hold it."""
         placement = self.placement
         return State(placement.split_shared(saved.shared), placement.split_local(saved.local))
 
     def fetch(self, placed: State) -> State:
-        """Of the canonical state the part of this process (see `parts`), a copy on the host."""
+        """A copy on the host of this process's part of the canonical state (see `parts`)."""
         placement = self.placement
         joined = State(placement.join_shared(placed.shared), placement.join_local(placed.local))
         return jax.tree.map(np.array, joined)  # the next step takes the buffers back
 
     def digests(self, fetched: State) -> dict[int, str]:
-        """Of each agent that this process holds, by its index: the digest of what is the same on
-        all devices, which is what it has learned. Parameters, optimizer, statistics and counters
+        """By index, for each agent that this process holds: the digest of what is the same on all
+        devices, which is what the agent has learned. Parameters, optimizer, statistics and counters
         are in it, environments and replay are not.
 
         Args:

@@ -69,12 +69,12 @@ class Programs:
         """The program of ``trace``, or what an earlier run has made of it.
 
         Args:
-          called: what tells it from the other programs of the run.
+          called: texts in which it differs from the other programs of the run.
           devices: those on which it runs.
         """
         text = "\n".join((self._follows_from, *called))
         path = self._folder / hashlib.sha256(text.encode()).hexdigest()
-        compile = None if path.exists() else trace()  # else it is likely that nothing is traced
+        compile = None if path.exists() else trace()  # a file that is there is mostly whole
 
         def find_or_compile() -> jax.stages.Compiled:
             if (found := _read(path, devices)) is not None:

@@ -41,8 +41,8 @@ class Runner(PlacedAgents):
     ):
         super().__init__(config, env, placement, agents)
         self.env = env
-        # Of an iteration, in this process and in the slowest, as told by the call before. The first
-        # calls make one each.
+        # What an iteration took in the call before, in this process and in the slowest. The first
+        # calls make one iteration each.
         self._seconds = self._longest = SECONDS_OF_A_CALL
 
     @property

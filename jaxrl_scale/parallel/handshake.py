@@ -23,10 +23,10 @@ from jaxrl_scale.errors import RunError
 from jaxrl_scale.parallel.secret import Secret, choose
 
 INTRODUCTION_SECONDS = 5.0
-"""For which a connection may take to introduce itself. A process of the run takes milliseconds,
-and comes again where its machine was too busy."""
+"""How long a connection may take to introduce itself. A process of the run takes milliseconds, and
+tries again where its machine was too busy."""
 INTRODUCTION_BYTES = 1024
-"""Of the longest message in an introduction; a credential of munge has about 300."""
+"""Length of the longest message in an introduction; a credential of munge has about 300."""
 LONGEST_MESSAGE = 2**26  # bytes
 _GREETING = b"jaxrl_scale"
 _REFUSAL = b"?"

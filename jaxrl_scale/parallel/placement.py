@@ -160,8 +160,8 @@ class Placement:
         return tree, numbers.max()
 
     def _gathered(self, tree: PyTree) -> PyTree:
-        """Of the agents of a device, ``[P', ...]``, the arrays of all agents, where these are on
-        several processes: numbers of 32 bits, which travel as one vector an agent."""
+        """From the arrays of a device's agents, ``[P', ...]``, those of all agents, where these are
+        on several processes. They hold numbers of 32 bits, which travel as one vector an agent."""
         if not self.by_agents or self.num_processes == 1:
             return tree
         leaves, structure = jax.tree.flatten(tree)
@@ -175,8 +175,8 @@ class Placement:
         return jax.tree.unflatten(structure, whole)
 
     def _largest(self, number: Array, before: PyTree = ()) -> Array:
-        """Of all devices. They exchange their numbers when ``before`` is there: see
-        `jaxrl_scale.parallel.sums`."""
+        """The largest of the numbers of all devices, which they exchange once ``before`` has been
+        computed: see `jaxrl_scale.types.Pool.after`."""
         x = jnp.concatenate([number[None], one_number_each(before)])
         for partners in exchange_rounds(self.num_devices):
             x = jnp.maximum(x, jax.lax.ppermute(x, AXIS, partners))
@@ -193,8 +193,8 @@ class Placement:
         return options if self.portable else options | wide_vectors()
 
     def compile(self, f: Callable[..., Any], *args: PyTree, **options: Any) -> Any:
-        """``f``, which sees one device's part, compiled for all devices; as `trace`, whose options
-        it takes, and which says more."""
+        """``f``, which sees one device's part, traced and compiled for all devices. Arguments and
+        options are those of `trace`."""
         return self.trace(f, *args, **options)()
 
     def trace(
@@ -205,8 +205,8 @@ class Placement:
         once: bool = False,
         name: str = "",
     ) -> Callable[[], Any]:
-        """`compile` in two steps: this one traces, the call of what it returns compiles. XLA
-        compiles on all cores, while threads that trace take turns with all other Python.
+        """Trace ``f``; the function that is returned compiles it, and may be called in a thread.
+        XLA compiles on all cores, while only one thread at a time runs Python, and so traces.
 
         ``args`` are placed arrays or `jax.ShapeDtypeStruct` with the leading device axis.
         ``once``: it will run only once, so that optimising it does not pay. ``name``: that of the
@@ -320,8 +320,9 @@ class Placement:
         return jax.make_array_from_process_local_data(sharding, x, self._global(x.shape))
 
     def connect(self) -> None:
-        """Run one collective, by which the processes connect, without gloo's message about it: one
-        of those of the run, as three devices with whole agents have no others."""
+        """Run one collective: at the first one gloo connects the processes, and prints a message,
+        which is discarded. It is a collective that the run itself needs: the others exchange
+        between pairs, and the devices may be three, where they hold whole agents."""
         with unheard(1):
             numbers = self.split_scalar(0.0)
             publish = self.compile(lambda number: self.publish(number[None], number), numbers)
@@ -334,7 +335,7 @@ class Placement:
         return np.full(len(self.at_hand), x, np.float32 if isinstance(x, float) else np.int32)
 
     def join_number(self, numbers: Array) -> float:
-        """Of `publish` the number, on the host."""
+        """The number that `publish` gave, on the host."""
         return float(first_to_host(numbers))
 
     def put(self, tree: PyTree) -> PyTree:

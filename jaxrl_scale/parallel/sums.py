@@ -43,7 +43,7 @@ def walled_sum(*terms: Array) -> Array:
     A sum fused into what follows it changes which products there become fused
     multiply-adds, so the bits would depend on how many of the additions a device makes. XLA
     drops ``optimization_barrier`` before it fuses, but a loop's result always reaches memory:
-    the vector is summed in two halves, which share their middle where its length is odd.
+    the vector is summed in two halves, which have one number in common where its length is odd.
     """
     size = terms[0].shape[1]
     half = -(-size // 2)
@@ -69,7 +69,7 @@ def map_exact(f: Callable[..., PyTree], *trees: PyTree, trips: Array | None = No
     several = jax.tree.leaves(trees)[0].shape[0] > 1
     if not several and trips is None:
         return jax.tree.map(lambda y: y[None], f(*jax.tree.map(lambda x: x[0], trees)))
-    # Without axes of length 1, for which XLA would copy what a loop is given from a gather.
+    # Axes of length 1 are dropped: with them XLA would copy an array that comes from a gather.
     narrow = jax.tree.map(lambda x: x.reshape(len(x), *(n for n in x.shape[1:] if n != 1)), trees)
 
     def of_narrow(*slices: PyTree) -> PyTree:

@@ -160,7 +160,7 @@ class Checkpoints:
         try:
             self.digest = record["digest"] = self._digest_of(state, "save")
             if not self._gather(f"{iteration} is saved already", whole.exists())[0]:
-                # What all hold whole, process 0 writes for those that see its folder.
+                # Arrays that all hold whole are written by process 0 for all that see its folder.
                 only_parts = self.folder_is_shared and not hosts.leader
                 arrays, record["arrays"] = pieces.described(state, self.parts, only_parts)
                 record["id"] = os.urandom(8).hex()

@@ -81,7 +81,7 @@ def assemble(folders: Sequence[tuple[Path, str]], target: PyTree, parts: PyTree)
 
 
 def cut(whole: PyTree, parts: PyTree) -> PyTree:
-    """Of a tree of whole arrays the part that a process holds of each.
+    """The part that a process holds of each array, from a tree of whole arrays.
 
     Args:
       parts: the same tree with a `Part` for each array; ``None`` if all are held whole.

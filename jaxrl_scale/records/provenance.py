@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from jaxrl_scale.parallel.machine import visible_cores
 
 _PACKAGES = (
@@ -32,8 +34,6 @@ _JAX_FLAGS = (
 
 def describe_process() -> dict[str, Any]:
     """How this process was started: command, folder, host, commit, versions, flags of JAX."""
-    import jax  # a process that trains has imported it; reading its flags starts no backend
-
     flags = {name: getattr(jax.config, name, None) for name in _JAX_FLAGS}
     environment = {k: v for k, v in os.environ.items() if k.startswith(("JAX_", "XLA_"))}
     return {
