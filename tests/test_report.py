@@ -505,7 +505,7 @@ OF_TWO = {"mean": 1, "iqm": 1, "ci95": [1, 1], "episodes": 1, "per_agent": [1, 1
         ("summary.json", {"status": "done"}, "summary.json is damaged: it lacks compile_seconds"),
         ("summary.json", DONE | {"evaluation": {"mean": 3}}, 'evaluation is {"mean": 3}'),
         ("summary.json", DONE | {"failed": [1]}, "summary.json does not fit num_seeds=1 of config"),
-        ("summary.json", DONE | {"test": OF_TWO}, "summary.json does not fit num_seeds=1 of config"),
+        ("summary.json", DONE | {"test": OF_TWO}, "summary.json does not fit num_seeds=1 of"),
         ("metrics.jsonl", GOOD_ROW | {"steps_per_second": True}, "steps_per_second is true"),
         ("run.json", {"starts": 3}, "bad/run.json is damaged: starts is 3"),
     ],
