@@ -282,8 +282,12 @@ class Algorithm(NamedTuple):
     ``Actor`` the part of ``Shared`` that acting needs. None of them counts iterations: the runner
     does, and says how far the agent is (`Time`).
 
-    ``Metrics`` are scalars, float32 or int32, equal on all devices; anything else is an error, and
-    so is a name that a row of metrics has already (`jaxrl_scale.records.rows.OF_THE_RUN`).
+    ``act`` and ``update`` return their memory and state with the structure, shapes and dtypes that
+    they were given. Neither holds a typed key, which no checkpoint could: keep its words,
+    ``jax.random.key_data``. ``Metrics`` are scalars, float32 or int32, equal on all devices. None
+    has a name that a row of metrics has already (`jaxrl_scale.records.rows.OF_THE_RUN`), or one
+    that begins as those of an environment's own numbers do (`OWN_NUMBERS`). Anything else is an
+    error when the run begins.
     """
 
     init_shared: Callable[..., PyTree]

@@ -26,6 +26,7 @@ AGENTS, SHARDS, ENVS, STEPS, ITERATIONS, EPISODES = 2, 2, 2, 3, 3, 4
 
 class Shared(NamedTuple):
     params: jax.Array
+    observation: None = None
 
 
 class Recorder:

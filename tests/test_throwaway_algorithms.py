@@ -1,6 +1,7 @@
 """Other kinds of algorithm fit the loop: its runner carries memory and replay."""
 
 import re
+from collections import namedtuple
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +18,7 @@ from jaxrl_scale.types import Algorithm
 class Shared(NamedTuple):
     params: Any
     optimizer: Any
+    observation: None = None
 
 
 def make_recurrent(config, spec, pool):
@@ -42,7 +44,7 @@ def make_recurrent(config, spec, pool):
         return logits.argmax(-1) if greedy else jax.random.categorical(key, logits), carry, logits
 
     def update(shared, local, rollout, key, time):
-        params, opt_state = shared
+        params, opt_state, _ = shared
         flat, unravel = jax.flatten_util.ravel_pytree(params)
 
         def shard_loss(flat, rollout):
@@ -230,6 +232,9 @@ def test_actions_that_are_not_those_of_the_environment_are_an_error(change, foun
             lambda s, r, m: (s, r),
             "returned a tuple of 2; it should return (shared, local",
         ),
+        ("update", lambda s, r, m: (s, r, tuple(m)), "returned metrics of type tuple, no dict"),
+        ("init_shared", lambda *s: s, "returned a tuple without params"),
+        ("init_shared", lambda *s: namedtuple("Bare", "params")(s), "a Bare without observation"),
         ("act", lambda *x: list(x), "returned a list; it should return (action, carry, extras)"),
         ("act", lambda a, c, e: (a, a, e), "given carry () and returned int32[8]; they should be"),
         ("update", lambda s, r, m: (s.params, r, m), "given shared Shared(params={'in': float32"),
@@ -245,7 +250,9 @@ def test_actions_that_are_not_those_of_the_environment_are_an_error(change, foun
         ),
     ],
 )
-def test_what_act_and_update_should_not_return_is_an_error(function, change, told, monkeypatch):
+def test_what_a_function_of_an_algorithm_should_not_return_is_an_error(
+    function, change, told, monkeypatch
+):
     with pytest.raises(TypeError, match=f"^{function} of the algorithm .*{re.escape(told)}"):
         runner_of(small(devices=1), probes.Both(), changed(**{function: change}), monkeypatch)
 

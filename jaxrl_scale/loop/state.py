@@ -157,6 +157,10 @@ def with_checked_returns(algo: Algorithm, space: Discrete | Box) -> Algorithm:
         shared_after, local_after, metrics = _three("update", returned, "(shared, local, metrics)")
         _check_alike("update", "shared", shared, shared_after)
         _check_alike("update", "local", local, local_after)
+        if not isinstance(metrics, dict):
+            raise TypeError(
+                f"update of the algorithm returned metrics {described(metrics)}, no dict"
+            )
         return shared_after, local_after, metrics
 
     return algo._replace(act=act, update=update)
@@ -216,6 +220,10 @@ def init_agent(
         )
 
     shared = Shared(seed, jnp.zeros((), jnp.int32), init_shared(key_shared, options))
+    for field in ("params", "observation"):
+        if not hasattr(shared.algo, field):
+            kind = type(shared.algo).__name__
+            raise TypeError(f"init_shared of the algorithm returned a {kind} without {field}")
     begun = State(shared, pool.map(init_shard, pool.shard_index()))
     for name, x in named_leaves(begun).items():
         if isinstance(x, Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):  # unsaveable
