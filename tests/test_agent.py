@@ -196,8 +196,9 @@ def test_what_no_agent_can_play_is_told_in_one_line():
         (agent.record, {"games": 0}, "games=0 should be a whole number of at least 1"),
         (agent.record, {"seed": 1.5}, "seed=1.5 should be a whole number of at least 0"),
         (agent.evaluate_in_gymnasium, {"agents": [0, 1]}, "agent=1: the run has one agent, 0"),
+        (agent.act, {"obs": np.zeros((2, 4)), "is_first": [1]}, "(1,); it should have (2,)"),
     ):
-        with pytest.raises(RunError, match=said):
+        with pytest.raises(RunError, match=re.escape(said)):
             play(**wrong)
 
 

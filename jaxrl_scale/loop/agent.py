@@ -84,8 +84,8 @@ class Agent:
         Args:
           obs: what the agent sees.
           greedy: take the best action instead of a sampled one.
-          is_first: ``[B]`` bool, whether an observation opens an episode. It matters to recurrent
-            policies only, which forget there.
+          is_first: ``[B]`` bool, or one bool for one observation: whether it opens an episode. It
+            matters to recurrent policies only, which forget there.
         """
         env: Any = self.env
         if env.spec.id.startswith("gymnasium:"):
@@ -115,7 +115,11 @@ class Agent:
                 f"the agent remembers {how_many(remembers[0], 'episode')}, and this is a batch of "
                 f"{len(batch)}; agent.reset() makes it forget them"
             )
-        first = np.zeros(len(batch), bool) if is_first is None else np.asarray(is_first)
+        first = np.zeros(len(batch), bool)
+        if is_first is not None:
+            first = np.atleast_1d(np.asarray(is_first, bool))
+        if first.shape != (len(batch),):
+            raise RunError(f"is_first has shape {first.shape}; it should have ({len(batch)},)")
         self._key, key = jax.random.split(self._key)
         actor = jax.tree.map(lambda x: x[self.index], self.actor)
         with backend.settings_of(self.config):
