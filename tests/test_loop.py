@@ -35,7 +35,7 @@ from jaxrl_scale.parallel.hosts import Hosts
 from jaxrl_scale.parallel.machine import Memory
 from jaxrl_scale.parallel.placement import Placement
 from jaxrl_scale.records import array_folder, log, notebook, progress
-from jaxrl_scale.records.checkpoint import Checkpoints, restore
+from jaxrl_scale.records.checkpoint import Checkpoints, restore_some
 from jaxrl_scale.records.digest import of_run, of_tree
 from jaxrl_scale.records.progress import Clock
 from jaxrl_scale.records.row_writer import RowWriter
@@ -266,26 +266,30 @@ def test_every_evaluation_is_in_the_rows_whatever_log_every_is(tmp_path):
     assert runner.played == [3, 6, 9, 10]
 
 
+def best(run):
+    """The iteration, the arrays by name, and the meta of the best checkpoint."""
+    return restore_some(run.path / "checkpoints", lambda name: True, print, best=True)
+
+
 def test_the_best_checkpoint_does_not_depend_on_when_a_run_was_stopped(tmp_path):
     def pay(metrics):
         return metrics | {"total_return": np.full(1, 4000.0)}
 
-    whole, runner = run_of(config_of(tmp_path / "whole"), at={5: pay})
+    whole, _ = run_of(config_of(tmp_path / "whole"), at={5: pay})
     stopped, _ = run_of(config_of(tmp_path / "run"), at={5: pay, 7: terminate})
     done, _ = run_of(stopped.config, resume=stopped.path)
     assert 7 in saved(done)
     for run in (whole, done):
-        folder, target = run.path / "checkpoints", runner.abstract_state()
-        assert restore(folder, target, print, best=True)[0] == 10
+        assert best(run)[0] == 10
 
 
 def test_the_best_checkpoint_is_one_that_was_evaluated(tmp_path):
     config = config_of(
         tmp_path / "run", iterations=8, eval_every=4, checkpoint_every=2, keep_checkpoints=1
     )
-    run, runner = run_of(config, evaluations=[500, 10])
-    best, state, _ = restore(run.path / "checkpoints", runner.abstract_state(), print, best=True)
-    assert (best, state["count"].item()) == (4, 4)
+    run, _ = run_of(config, evaluations=[500, 10])
+    iteration, state, _ = best(run)
+    assert (iteration, state["count"].item()) == (4, 4)
     assert saved(run) == [4, 8]
 
 
