@@ -284,13 +284,17 @@ def whole_number(least: int = 1, most: int = 10**6) -> Callable[[str], int]:
     """A ``type`` for `Parser.add_argument`: whole numbers from ``least`` to ``most``."""
 
     def convert(text: str) -> int:
-        if not text.isdecimal() or (len(text) < 99 and int(text) < least):
+        try:
+            value = int(text)  # 1_000 is a whole number, too
+        except ValueError:
+            value = most + 1 if text.isdecimal() else least - 1  # Python reads 4,300 digits
+        if value < least:
             raise argparse.ArgumentTypeError(
-                f"{text!r} should be a whole number of at least {least}"
+                f"{text[:20]!r} should be a whole number of at least {least}"
             )
-        if len(text) >= 99 or int(text) > most:
+        if value > most:
             raise argparse.ArgumentTypeError(f"{text[:20]!r} should be at most {most}")
-        return int(text)
+        return value
 
     return convert
 
