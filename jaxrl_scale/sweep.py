@@ -499,8 +499,8 @@ def _divided(args: argparse.Namespace, plan: Plan) -> list[list[int]]:
     parts = plan.divide(range(len(plan.configs)))
     if args.perturb_every and len(parts) > 1:
         raise RunError(
-            f"a population is one program, and this one would be {len(parts)}: only numbers may "
-            f"vary, and the {len(plan.configs)} agents have to fit into the memory and into --chunk"
+            f"a population is one program, and this one would be {len(parts)}: its "
+            f"{len(plan.configs)} agents have to fit into the memory and into --chunk"
         )
     return parts
 
@@ -512,6 +512,12 @@ def _settings(args: argparse.Namespace, ranges: Sequence[Range]) -> list[Setting
         )
     if args.perturb_every and (args.seeds > 1 or args.rungs or args.task is not None):
         raise RunError("--perturb_every takes --seeds=1, and neither --rungs nor --task")
+    static = [each.option for each in ranges if not all(isinstance(x, float) for x in each.values)]
+    if args.perturb_every and static:
+        raise RunError(
+            f"--{static[0]} cannot vary with --perturb_every: a population is one program, in "
+            "which only real numbers can vary, such as algo.learning_rate"
+        )
     if args.draw == "tpe":
         if args.perturb_every or args.rungs or args.task is not None:
             raise RunError("--draw=tpe takes neither --rungs nor --perturb_every nor --task")

@@ -136,16 +136,18 @@ def test_a_file_says_what_the_command_line_does_not(tmp_path):
     path = sweep_file(
         tmp_path,
         {
-            **{"env": "Acrobot-v1", "agents": 8, "normalize": None, "total_steps": 200_000},
+            **{"env": "Acrobot-v1", "agents": 8, "normalize": None, "draw_seed": 200_000},
             **{"algo.gamma": "uniform:0.9:1", "algo.target_kl": [None, 0.02]},
             "hidden_sizes": [(32, 32), (64,)],
         },
     )
-    assert space.with_file(["--agents", "16", "--sweep", str(path), "--algo.gamma=0.9"]) == [
-        *("--env=Acrobot-v1", "--normalize=none", "--total_steps=200_000"),
+    said = space.with_file(["--agents", "16", "--sweep", str(path), "--algo.gamma=0.9"])
+    assert said == [
+        *("--env=Acrobot-v1", "--normalize=none", "--draw_seed=200_000"),
         *("--algo.target_kl=none,0.02", "--hidden_sizes=32,32;64"),
         *("--agents=16", "--algo.gamma=0.9"),
     ]
+    assert sweep._parser().parse_known_args(said)[0].draw_seed == 200_000
     assert space.with_file(["--agents", "16"]) == ["--agents=16"]
 
 
@@ -1036,7 +1038,11 @@ def saved(run_dir, runner):
         ),
         (
             {"algo.epochs": "1,2", "perturb_every": 5, "seeds": 1},
-            "a population is one program, and this one would be 2: only numbers may vary, and the",
+            "--algo.epochs cannot vary with --perturb_every: a population is one program, in which",
+        ),
+        (
+            {"algo.gamma": "0.9,1", "perturb_every": 5, "seeds": 1, "chunk": 4},
+            "a population is one program, and this one would be 4: its 16 agents have to fit into",
         ),
         (
             {
@@ -1064,6 +1070,19 @@ def test_mistakes_are_told_in_one_line(monkeypatch, capsys, tmp_path, changes, s
     assert err.startswith(f"error: {said}")
     assert err.count("\n") == 1
     assert out == ""
+
+
+def test_processes_compare_the_options_of_the_sweep_and_its_ranges_too(monkeypatch):
+    heard: dict[str, str] = {}
+
+    def hear(hosts, settings):
+        heard.update(settings)
+        raise RunError("enough")
+
+    monkeypatch.setattr(Hosts, "check_alike", hear)
+    assert sweep.main(["--algo.gamma=0.9,1", "--agents=8", "--draw=random", "--seed=3"]) == 2
+    assert (heard["agents"], heard["draw"], heard["seed"]) == ("8", "random", "3")
+    assert "(0.9, 1.0)" in heard["algo.gamma"]
 
 
 def test_processes_that_do_not_divide_the_shards_are_told_before_they_meet(monkeypatch, capsys):
