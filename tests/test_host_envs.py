@@ -431,14 +431,15 @@ def test_an_action_that_a_game_does_not_have_is_an_error():
 
 
 class Told(gymnasium.Env):
-    """Does what the test says; ``go`` lets it step."""
+    """Does what the test says; it steps while ``go`` is set."""
 
     metadata = {"render_modes": []}  # noqa: RUF012
 
-    def __init__(self, obs=None, act=None, seen=0, fails=False):
+    def __init__(self, obs=None, act=None, seen=6, fails=False):
         self.observation_space = obs or spaces.Discrete(3, start=5)
         self.action_space = act or spaces.Discrete(2, start=7)
         self.seen, self.fails, self.go = seen, fails, threading.Event()
+        self.go.set()
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -460,11 +461,13 @@ def told():
 
 
 def test_send_returns_before_the_step_is_done_and_receive_waits_for_it(told):
-    env = envs.make(told, seen=6)
+    env = envs.make(told)
     assert env.spec.observation_shape == (3,)
     assert env.spec.action == Discrete(2)
     simulator = env.simulate(SEEDS[:2], 1)
     np.testing.assert_array_equal(simulator.reset(), [[0, 1, 0]] * 2)  # one-hot
+    for env in simulator._envs:
+        env.unwrapped.go.clear()
     simulator.send(np.array([0, 1], np.int32))
     for env in simulator._envs:  # only now
         env.unwrapped.go.set()
@@ -481,10 +484,10 @@ def test_send_returns_before_the_step_is_done_and_receive_waits_for_it(told):
 
 
 def test_an_error_in_a_step_is_raised_by_receive(told):
-    simulator = envs.make(told, seen=6, fails=True).simulate(SEEDS[:2], 2)
+    simulator = envs.make(told).simulate(SEEDS[:2], 2)
     simulator.reset()
     for env in simulator._envs:
-        env.unwrapped.go.set()
+        env.unwrapped.fails = True
     simulator.send(np.array([0, 1], np.int32))
     with pytest.raises(KeyError, match="lost") as raised:
         simulator.receive()
@@ -495,11 +498,17 @@ def test_an_error_in_a_step_is_raised_by_receive(told):
 OBS = np.zeros(4, np.float32)
 
 
-def test_an_observation_that_its_space_does_not_have_is_an_error(told):
-    simulator = envs.make(told, obs=spaces.Box(0, 1, (3,)), seen=np.ones(1)).simulate(SEEDS, 1)
-    with pytest.raises(ValueError, match=r"shape \(1,\); its space says \(3,\)"):
-        simulator.reset()
-    simulator.close()
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"obs": spaces.Box(0, 1, (3,)), "seen": np.ones(1)}, r"shape \(1,\); its space says \(3,"),
+        ({"seen": 4}, r"returned the observation 4; its space is Discrete\(3, start=5\)"),
+        ({"fails": True}, r"test_host_envs.py, line \d+: KeyError: 'lost'"),
+    ],
+)
+def test_the_mistakes_of_an_own_environment_are_told_before_a_run(told, wrong, said):
+    with pytest.raises(RunError, match=f"environment '{told}'.*{said}"):
+        envs.make(told, **wrong)
 
 
 @pytest.mark.parametrize(
@@ -540,11 +549,10 @@ def test_what_a_spec_cannot_say_is_refused_in_one_line(told, spaces_of_it, said)
 
 
 def test_real_actions_are_clipped_to_their_box(told):
-    env = envs.make(told, act=spaces.Box(-1, 1, (2,)), seen=6)
+    env = envs.make(told, act=spaces.Box(-1, 1, (2,)))
     assert env.spec.action == Box(-1.0, 1.0, (2,))
     simulator = env.simulate(SEEDS[:1], 1)
     simulator.reset()
-    simulator._envs[0].unwrapped.go.set()
     simulator.send(np.array([[0.5, 9.0]], np.float32))
     assert simulator.receive().reward == 2
     simulator.close()

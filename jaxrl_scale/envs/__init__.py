@@ -87,6 +87,7 @@ def make(name: str, /, **kwargs: Any) -> Any:
         from jaxrl_scale.envs import gymnasium_adapter
 
         env = gymnasium_adapter.make(name.removeprefix("gymnasium:"), **kwargs)
+        own = env.is_own
     elif name.startswith("envpool:") or name in (*games.PROCGEN, *games.ATARI):
         from jaxrl_scale.envs import envpool_adapter
 

@@ -59,6 +59,8 @@ class GymnasiumEnvironment:
             observation_dtype=dtype,
         )
         self._spaces = seen, env.action_space
+        # Whether the class comes from elsewhere than Gymnasium.
+        self.is_own = type(env.unwrapped).__module__.partition(".")[0] != "gymnasium"
         env.close()
 
     def seen(self, obs: Any) -> np.ndarray:
@@ -184,6 +186,10 @@ class GymnasiumSimulator:
     def _observe(self, i: int, obs: Any) -> None:
         space = self._envs[i].observation_space
         if isinstance(space, spaces.Discrete):
+            if not space.contains(obs):  # a negative index would count from the end
+                raise RunError(
+                    f"{self._what} returned the observation {obs}; its space is {space}"
+                )
             self._seen.obs[i, obs - space.start] = 1
             return
         if np.shape(obs) != self._spec.observation_shape:  # NumPy might stretch it
