@@ -81,8 +81,9 @@ def _numbers(run: PastRun) -> dict[str, Any]:
         "run": short(run.path),
         "env": run.config.env,
         "algo": run.config.algo.name,
-        "seed": run.config.seed,
-        "num_seeds": run.config.num_seeds,
+        "seed": min(run.seeds),
+        "num_seeds": len(set(run.seeds)),
+        "agents": run.config.num_seeds,  # of which several may have one seed, in a sweep
         "status": run.status,
         "failed": len(result["failed"]),
         "env_steps": result["env_steps"],
@@ -138,14 +139,14 @@ def print_table(listed: Sequence[PastRun]) -> None:
 
 def _cells(run: PastRun) -> dict[str, str]:
     of = _numbers(run)
-    count, seeds = of["num_seeds"], sorted(set(run.seeds))
+    count, seeds = of["agents"], dict.fromkeys((min(run.seeds), max(run.seeds)))
     low, high = of["score_low"], of["score_high"]
     failed = f", {of['failed']} of {count} agents failed" if of["failed"] and count > 1 else ""
     return {
         "run": of["run"],
         "environment": of["env"],
         "algorithm": of["algo"],
-        "seeds": "-".join(map(str, dict.fromkeys((seeds[0], seeds[-1])))),
+        "seeds": "-".join(map(str, seeds)),
         "steps": compact(of["env_steps"]),
         "score": number(of["score"]),
         "95 % interval": "" if low is None else f"{number(low)} to {number(high)}",

@@ -84,6 +84,9 @@ def test_agents_with_seeds_and_options_of_their_own_are_listed_with_them(listed,
     assert chunk.endswith(" algo.gamma=several")
     assert " 0-3 " in other
     assert "several" not in other
+    found = {row["run"]: row for row in csv.DictReader(io.StringIO(listed("--csv")[1]))}
+    seeds = {name: [row[x] for x in ("seed", "num_seeds", "agents")] for name, row in found.items()}
+    assert seeds == {"runs/chunk": ["5", "2", "4"], "runs/other": ["0", "4", "4"]}
     record.write_text(json.dumps({"starts": [{"agents": {"seed": [5]}}]}))
     assert "runs/chunk/run.json does not fit num_seeds=4 of config.json" in listed()[2]
 
