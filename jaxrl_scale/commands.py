@@ -23,6 +23,7 @@ from jaxrl_scale.errors import (
     INPUT_OUTPUT_ERROR,
     INTERRUPTED,
     MISTAKE,
+    STOPPED,
     TAKE_LESS,
     RunError,
     closest,
@@ -76,9 +77,9 @@ def run(
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.status
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         ctrl_c.tell()
-        return INTERRUPTED
+        return STOPPED if isinstance(error, _Stopped) else INTERRUPTED
     except RuntimeError as error:  # JAX's own, which this file, quick to import, does not know
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
@@ -88,6 +89,30 @@ def run(
     finally:
         ctrl_c.over.set()
         _unread(sys.stdout)
+
+
+class _Stopped(KeyboardInterrupt):
+    """What `stoppable` raises."""
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """While the block runs, SIGTERM and SIGUSR1 end the command as Ctrl-C does, with the status of
+    what was saved and can go on. Python leaves signals to the main thread, so that in any other
+    this does nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: object) -> None:
+        raise _Stopped
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _unread(stream: TextIO) -> bool:

@@ -306,11 +306,13 @@ def _command(argv: list[str]) -> int:
             raise RunError(
                 f"--task={args.task} should be less than {len(tasks)}, the runs there are"
             )
-        return train(tasks[args.task])
+        with commands.stoppable():
+            return train(tasks[args.task])
     unfinished = 0
-    for k, task in enumerate(tasks, 1):
-        train(task, f"[{k}/{len(tasks)}] ")
-        unfinished += not finished(task.run)
+    with commands.stoppable():
+        for k, task in enumerate(tasks, 1):
+            train(task, f"[{k}/{len(tasks)}] ")
+            unfinished += not finished(task.run)
     write_results(args.run_dir)
     return scaling.told(unfinished)
 

@@ -26,10 +26,8 @@ import argparse
 import functools
 import itertools
 import os
-import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -44,6 +42,7 @@ from jaxrl_scale.errors import (
     INPUT_OUTPUT_ERROR,
     INTERRUPTED,
     MISTAKE,
+    STOPPED,
     UNFINISHED,
     RunError,
     how_many,
@@ -200,7 +199,6 @@ def together(
     first exit status that is not 0."""
     running: list[subprocess.Popen[bytes]] = []
     with io_errors(run), ExitStack() as leave:
-        leave.enter_context(ended_by_sigterm())
         run.mkdir(parents=True, exist_ok=True)
         for k, environment in enumerate(environments):
             log = leave.enter_context(open(run / f"process{k}.log", "ab"))
@@ -253,20 +251,6 @@ def pinned(threads: int | None, k: int) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, ours)
-
-
-@contextmanager
-def ended_by_sigterm() -> Iterator[None]:
-    """While the block runs, a SIGTERM ends this process as an error does, so that what it has
-    started is stopped. Python leaves signals to the main thread; in any other this does nothing."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
@@ -329,12 +313,13 @@ _AXES = {
 
 
 def _parser() -> commands.Parser:
+    statuses = (FINISHED, UNFINISHED, MISTAKE, INPUT_OUTPUT_ERROR, STOPPED, INTERRUPTED)
     parser = commands.Parser(
         prog="python -m jaxrl_scale.scaling",
         usage="python -m jaxrl_scale.scaling --config=FILE [--AXIS=N,N,...] [-- TRAIN_OPTIONS]\n"
         "       python -m jaxrl_scale.scaling --analyse=FOLDER",
         description=_DESCRIPTION,
-        epilog=status_table(FINISHED, UNFINISHED, MISTAKE, INPUT_OUTPUT_ERROR, INTERRUPTED),
+        epilog=status_table(*statuses),
         elsewhere="those for the trainer follow --",
     )
 
@@ -424,7 +409,8 @@ def _command(argv: list[str]) -> int:
     config = base(args, options)
     worst = make(config.env, **config.env_kwargs).spec.worst_return
     prepare(folder, args.config, options, points, worst)
-    unfinished = run_all(points, folder, args, options)
+    with commands.stoppable():
+        unfinished = run_all(points, folder, args, options)
     write_results(folder, args.worst_return)
     return told(unfinished)
 

@@ -1,6 +1,8 @@
 """The comparison of configs in environments: one tiny one for real, and its mistakes."""
 
 import json
+import os
+import signal
 
 import numpy as np
 import pytest
@@ -133,6 +135,16 @@ def test_over_all_games_are_those_that_all_configs_have_played(tmp_path, capsys)
     assert "Over all games" in page
     assert scores.normalized("MazeEasy-v0", 6.0) == pytest.approx(0.2)
     assert (tmp_path / "compare-bars-eval_normalized.png").exists()
+
+
+@pytest.mark.parametrize("task", [{}, {"task": 0}])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_ends_it_in_one_line(monkeypatch, capsys, tmp_path, number, task):
+    monkeypatch.setattr(compare, "plan", lambda *_: [compare.Task(tmp_path / "seed0", [])])
+    monkeypatch.setattr(compare, "train", lambda *_: os.kill(os.getpid(), number))
+    assert compare.main(list(map(str, command(tmp_path, run_dir=tmp_path, **task)))) == 75
+    assert capsys.readouterr() == ("", "\ninterrupted; the same command continues\n")
+    assert signal.getsignal(number) == signal.SIG_DFL
 
 
 def test_a_run_that_did_not_end_well_is_told_and_the_others_are_compared(
