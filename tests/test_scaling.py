@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 
+import imageio.v3 as iio
 import numpy as np
 import pytest
 from processes import SMALL, Screen, options, rows, summary, well
@@ -14,6 +15,8 @@ from processes import SMALL, Screen, options, rows, summary, well
 from jaxrl_scale import envs, scaling
 from jaxrl_scale.config import Config, files
 from jaxrl_scale.errors import RunError
+from jaxrl_scale.figures import scaling_plots
+from jaxrl_scale.figures.plot_style import COLORS, new_figure, png
 from jaxrl_scale.records import past_run, statistics
 from jaxrl_scale.records import study as studies
 from jaxrl_scale.records.past_run import Trace
@@ -234,6 +237,19 @@ def test_a_study_is_analysed_from_its_folder(tmp_path, capsys):
     told = json.loads((tmp_path / "scaling.json").read_text())
     assert told["series"][0][1]["efficiency"] == pytest.approx(0.925)
     assert (tmp_path / "scaling.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_equal_curves_do_not_hide_each_other():
+    points = [point(processes=k) for k in (1, 2, 4)]
+    series = studies.compare([result(one, trace()) for one in points], None)
+    figure = new_figure(4, 3)
+    axes = figure.subplots()
+    curves = [studies.curves(result(one, trace())) for one in points]
+    scaling_plots._draw_curves(axes, [series], [curves], "steps")
+    axes.get_legend().remove()
+    picture = iio.imread(png(figure), extension=".png")[..., :3]
+    for color in COLORS[:3]:
+        assert (picture == list(bytes.fromhex(color[1:]))).all(2).sum() > 100
 
 
 def test_the_table_says_which_actions_the_evaluations_took(tmp_path):

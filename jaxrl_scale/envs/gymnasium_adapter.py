@@ -187,9 +187,7 @@ class GymnasiumSimulator:
         space = self._envs[i].observation_space
         if isinstance(space, spaces.Discrete):
             if not space.contains(obs):  # a negative index would count from the end
-                raise RunError(
-                    f"{self._what} returned the observation {obs}; its space is {space}"
-                )
+                raise RunError(f"{self._what} returned the observation {obs}; its space is {space}")
             self._seen.obs[i, obs - space.start] = 1
             return
         if np.shape(obs) != self._spec.observation_shape:  # NumPy might stretch it

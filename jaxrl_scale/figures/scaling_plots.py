@@ -237,19 +237,25 @@ def _draw_returns(axes: Axes, series: Sequence[Compared]) -> None:
 def _draw_curves(
     axes: Axes, series: Sequence[Compared], curves: Sequence[Curves], over: str
 ) -> None:
-    """The running return of every result over ``steps`` of one agent or ``seconds``."""
+    """The running return of every result over ``steps`` of one agent or ``seconds``. Of curves that
+    are equal, as those of one run on more devices are, each has dashes where the others have gaps.
+    """
     from matplotlib.ticker import EngFormatter, LogLocator
 
     words = {"steps": "environment steps of one agent", "seconds": "seconds, without compilation"}
     dress(axes, "Return while training, last 100 episodes", words[over])
     drawn = [curve[over] for one in curves for curve in one]
+    bits = [(x.tobytes(), y.tobytes()) for x, y in drawn]
     for k, (name, (x, y)) in enumerate(zip(_everywhere(series), drawn, strict=True)):
-        axes.plot(x, y, color=COLORS[k % len(COLORS)], linewidth=1.6, label=name)
+        equal, before, dash = bits.count(bits[k]), bits[:k].count(bits[k]), 4
+        dashes: Any = (dash * before, (dash, dash * (equal - 1))) if equal > 1 else "-"
+        axes.plot(x, y, color=COLORS[k % len(COLORS)], linewidth=1.6, linestyle=dashes, label=name)
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))  # also where they span no decade
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.minorticks_off()
-    axes.legend(frameon=False, fontsize=7)
+    for line in axes.legend(frameon=False, fontsize=7).get_lines():
+        line.set_linestyle("-")
 
 
 def _everywhere(series: Sequence[Compared]) -> list[str]:
