@@ -36,13 +36,13 @@ run_dir=runs/$OAR_JOB_NAME
 mapfile -t hosts < <(sort -u "${OAR_NODEFILE:?only in an OAR job}") # it has a line for each core
 checkpoints() { ls -d "$run_dir"/{,*/}checkpoints/* 2>/dev/null; } # a sweep's are a folder deeper
 before=$(checkpoints)
-ranks='' asked=''
+asked=''
 
 # shellcheck disable=SC2317 # called by the trap
 stop() {
   trap '' TERM USR1 USR2 # OAR repeats its signal, and a second one would end the ranks at once
   asked=yes
-  [ -z "$ranks" ] || kill -TERM "$ranks"
+  [ -z "$!" ] || kill -TERM $! # which is known before it is in a variable
 }
 trap stop TERM USR1 USR2 # OAR's is USR2, unless `oarsub --signal` says otherwise
 

@@ -100,16 +100,15 @@ start() { # RANK
 }
 
 # Sends signal $1 to all ranks. One that cannot be reached, or has not begun yet, loses its
-# connection. Each in a process of its own that is no job of ours, so that `wait` passes it over.
-send() {
-  local rank
+# connection. In a subshell: `wait` passes its jobs over, and $! stays ours, which the trap that
+# calls this may come before we have read.
+send() (
   for rank in "${!ranks[@]}"; do
     {
       (on_host "$rank" "kill -$1 \$(cat $(printf %q "$logs/$rank.pid"))") || kill "${ranks[rank]}"
     } >/dev/null 2>&1 &
-    disown
   done
-}
+)
 
 # shellcheck disable=SC2317 # reached through a trap
 signalled() { # [INT]
@@ -128,7 +127,7 @@ end_at_once() {
   kill -KILL "${ranks[@]}"
 } 2>/dev/null
 
-ranks=() stopping='' timer='' status=0
+ranks=() stopping='' tick='' deadline='' status=0
 trap signalled TERM HUP USR1 USR2
 trap 'signalled INT' INT
 touch "$logs/0.log" || exit 74
@@ -141,10 +140,14 @@ for rank in "${!hosts[@]}"; do
   start "$rank" &
   ranks[rank]=$!
 done
+[ -z "$stopping" ] || send USR1 # a signal came when not all had started
 
 # --- until all have ended ---
 while [ ${#ranks[@]} -gt 0 ]; do
-  wait -n 2>/dev/null # for any of them, or a signal
+  # For any of them, or a signal; but for two seconds at most, since bash does not tell here of a
+  # rank whose end it has noticed while it waited for something else.
+  kill -0 "$tick" 2>/dev/null || { sleep 2 >/dev/null 2>&1 & tick=$!; }
+  wait -n 2>/dev/null
   for rank in "${!ranks[@]}"; do
     kill -0 "${ranks[rank]}" 2>/dev/null && continue
     wait "${ranks[rank]}" 2>/dev/null
@@ -157,15 +160,15 @@ while [ ${#ranks[@]} -gt 0 ]; do
     if again $ended; then ended=75; elif [ $ended -ge 126 ]; then ended=2; fi
     # 75 is the least of it: the others end so when they lose one.
     if [ $status -eq 0 ] || [ $status -eq 75 ]; then status=$ended; fi
-    if [ -z "$timer" ]; then sleep "${GRACE:-60}" >/dev/null 2>&1 & timer=$!; fi
+    deadline=${deadline:-$((SECONDS + ${GRACE:-60}))}
   done
-  if [ -n "$timer" ] && [ ${#ranks[@]} -gt 0 ] && ! kill -0 "$timer" 2>/dev/null; then
+  if [ -n "$deadline" ] && [ ${#ranks[@]} -gt 0 ] && [ $SECONDS -ge "$deadline" ]; then
     echo "ranks ${!ranks[*]} did not end by themselves" >&2
     end_at_once
-    timer=''
+    deadline=''
   fi
 done
-[ -z "$timer" ] || kill "$timer" 2>/dev/null
+kill "$tick" 2>/dev/null
 sleep 0.2 # for the last lines of rank 0
 kill -KILL "$tail"
 rm -f "$logs"/*.pid ${own_secret:+"$own_secret"}

@@ -299,6 +299,19 @@ def test_a_signal_makes_all_ranks_save(ranks, number):
     assert done.err.startswith("Ctrl-C: the run stops after ") == (number == signal.SIGINT)
 
 
+def test_a_signal_reaches_ranks_that_have_not_started_yet(ranks, tmp_path):
+    """The first of many sends it, while the launcher starts the others."""
+    asleep = program(tmp_path / "asleep", "exec sleep 20")
+    sends = '() { [ -e sent ] || { : >sent; kill -USR2 $$; }; exec sh -c "$2"; }'
+    shell = {"REMOTE_SHELL": "sends", "BASH_FUNC_sends%%": sends}
+    begun = time.monotonic()
+    assert (
+        ranks.run(*"abcdefghijklmnopqrstuvwx", "--", "--run_dir=r", PYTHON=asleep, **shell).status
+        == STOPPED
+    )
+    assert time.monotonic() - begun < 15
+
+
 def test_a_signal_to_a_whole_job_ends_with_the_last_line_of_rank_0(ranks):
     last = "import atexit; atexit.register(print, 'saved', flush=True)"
     (ranks.folder.parent / "program" / "jaxrl_scale" / "train.py").write_text(
