@@ -568,7 +568,7 @@ def test_what_is_no_config_is_refused(given, shown, hint):
     [
         (["--env_kwargs.gravity=9.8"], {"gravity": 9.8}),
         (["--env_kwargs.gravity", "-1.5"], {"gravity": -1.5}),
-        (["--env_kwargs.a=1", "--env_kwargs.b=two"], {"a": 1, "b": "two"}),
+        (["--env_kwargs.a=1_000", "--env_kwargs.b=two"], {"a": 1000, "b": "two"}),
         (["--env_kwargs.a=True", "--env_kwargs.b=none"], {"a": True, "b": None}),
         (["--env_kwargs.a=[1, 2]", "--env_kwargs.b=1e3"], {"a": [1, 2], "b": 1000.0}),
         (["--env_kwargs.a=semi-implicit euler"], {"a": "semi-implicit euler"}),

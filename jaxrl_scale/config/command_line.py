@@ -9,6 +9,7 @@ import os
 import types
 import typing
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -350,7 +351,7 @@ def _parse_literal(text: str) -> Any:
     words = {"true": True, "false": False, "none": None, "null": None}
     if text.lower() in words:
         return words[text.lower()]
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+    for read in (int, json.loads):  # JSON does not know 1_000
+        with suppress(ValueError):
+            return read(text)
+    return text
