@@ -1,10 +1,12 @@
 """Evaluation of a trained run: the command, the Python API, and the statistics."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import gymnasium
 import jax
@@ -20,6 +22,7 @@ from jaxrl_scale import envs, evaluate, load, plot, report, train
 from jaxrl_scale.algos import ppo
 from jaxrl_scale.config import Config, files
 from jaxrl_scale.errors import RunError
+from jaxrl_scale.figures.video import write_video
 from jaxrl_scale.loop import evaluator
 from jaxrl_scale.loop.agent import Agent
 from jaxrl_scale.loop.evaluator import make_evaluators, play_all
@@ -168,6 +171,22 @@ def test_games_side_by_side_need_a_video(run, capfd):
     status, out, err = command(run, "--games", 2, capfd=capfd)
     assert (status, out) == (2, "")
     assert err == "error: --games=2 says how many games a video shows; add --video=FILE\n"
+
+
+def test_half_an_mp4_replaces_nothing(tmp_path, monkeypatch):
+    """The disk is full for a stand-in for ffmpeg, which takes what precedes a colon for a
+    protocol."""
+    stand_in, film = tmp_path / "ffmpeg", tmp_path / "a:b.mp4"
+    write = (
+        "for file; do :; done; case $file in *:*) exit 1;; esac; cat >/dev/null; echo mp4 >$file"
+    )
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    for end in ("", "; echo full >&2; exit 1"):
+        stand_in.write_text(f"#!/bin/sh\n{write}{end}\n")
+        stand_in.chmod(0o755)
+        with pytest.raises(RunError, match="ffmpeg says full") if end else nullcontext():
+            write_video(film, [np.zeros((4, 4, 3), np.uint8)])
+        assert film.read_text() == "mp4\n"
 
 
 @pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="needs ffmpeg")

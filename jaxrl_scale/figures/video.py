@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,21 +29,23 @@ def check_video(path: Path) -> None:
 
 
 def write_video(path: Path, frames: Sequence[np.ndarray], fps: int = 30) -> None:
-    """Write frames as ``.gif``, or as ``.mp4`` where the ffmpeg command is installed."""
+    """Write frames as ``.gif``, or as ``.mp4`` where the ffmpeg command is installed: the whole
+    file, or none."""
     check_video(path)
     if path.suffix == ".gif":
-        # imageio would leave half a file, and a traceback of its own, on a full disk.
         replace_file(path, gif(frames, fps))
         return
     height, width = frames[0].shape[:2]
     command = f"ffmpeg -y -loglevel error -f rawvideo -pix_fmt rgb24 -s {width}x{height}"
     command += f" -r {fps} -i - -pix_fmt yuv420p -vf pad=ceil(iw/2)*2:ceil(ih/2)*2"
-    done = subprocess.run(
-        [*command.split(), str(path)], input=np.stack(frames).tobytes(), capture_output=True
-    )
-    if done.returncode:
-        reason = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        raise RunError(f"cannot write {path}: ffmpeg says {' '.join(reason)}", INPUT_OUTPUT_ERROR)
+    with tempfile.TemporaryDirectory() as folder:  # where no name means anything to ffmpeg
+        made = Path(folder, "video.mp4")
+        video = np.stack(frames).tobytes()
+        done = subprocess.run([*command.split(), str(made)], input=video, capture_output=True)
+        if done.returncode:
+            told = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+            raise RunError(f"cannot write {path}: ffmpeg says {' '.join(told)}", INPUT_OUTPUT_ERROR)
+        replace_file(path, made.read_bytes())
 
 
 def gif(frames: Sequence[np.ndarray], fps: int = 30) -> bytes:
