@@ -37,7 +37,7 @@ from jaxrl_scale.figures.video import small_gif
 from jaxrl_scale.records import past_run
 from jaxrl_scale.records.past_run import PastRun
 from jaxrl_scale.records.rows import centre
-from jaxrl_scale.records.run_directory import io_errors, short
+from jaxrl_scale.records.run_directory import io_errors, replace_file, short
 from jaxrl_scale.records.terminal import between, compact, duration, number
 
 EPISODE_BYTES = 2_000_000
@@ -288,8 +288,7 @@ def write(
     files[out.name] = page(shown, plots, played, overall, note).encode()
     written = []
     for name, data in files.items():
-        with io_errors(out.parent / name):
-            (out.parent / name).write_bytes(data)
+        replace_file(out.parent / name, data)
         print(f"wrote {short(out.parent / name)}", flush=True)
         written.append(out.parent / name)
     return written
