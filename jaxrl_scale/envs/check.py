@@ -178,11 +178,11 @@ def _check_spec(what: str, spec: Any) -> None:
         should = "a dtype that JAX computes with, such as numpy.float32 or numpy.uint8"
         _refuse_value(what, "spec.observation_dtype", spec.observation_dtype, should)
     steps = spec.max_episode_steps
-    if steps is not None and not _is_whole(steps, 1):
+    if steps is not None and not _is_whole(steps):
         should = f"None or a whole number from 1 to {_LARGEST}"
         _refuse_value(what, "spec.max_episode_steps", steps, should)
 
-    if not _is_whole(spec.frames_per_step, 1):
+    if not _is_whole(spec.frames_per_step):
         should = "a whole number of at least 1"
         _refuse_value(what, "spec.frames_per_step", spec.frames_per_step, should)
 
@@ -194,7 +194,7 @@ def _check_spec(what: str, spec: Any) -> None:
 
     action = spec.action
     if isinstance(action, Discrete):
-        if not _is_whole(action.n, 1):
+        if not _is_whole(action.n):
             _refuse_value(what, "spec.action.n", action.n, "a whole number of at least 1")
     elif isinstance(action, Box):
         for bound in ("low", "high"):
@@ -320,13 +320,13 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
 
 
-def _is_whole(value: Any, low: int) -> bool:
+def _is_whole(value: Any) -> bool:
     is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    return is_whole and low <= value <= _LARGEST
+    return is_whole and 1 <= value <= _LARGEST
 
 
 def _is_shape(value: Any) -> bool:
-    return isinstance(value, tuple) and all(_is_whole(size, 1) for size in value)
+    return isinstance(value, tuple) and all(_is_whole(size) for size in value)
 
 
 def _is_observable(dtype: Any) -> bool:

@@ -90,11 +90,6 @@ def where(mask: Any, a: Any, b: Any) -> Any:
     return jax.tree.map(functools.partial(jnp.where, mask), a, b)
 
 
-def stack(items: Sequence[PyTree], axis: int = 0) -> PyTree:
-    """`jnp.stack` that also takes vectors and other trees."""
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves, axis), *items)
-
-
 def pick(options: Sequence[Any], index: Array) -> Any:
     """``options[index]`` element by element, for a few options."""
     chosen = options[0]
@@ -234,7 +229,6 @@ class Manifold(NamedTuple):
     normal: Vec  # world, from the ground into the polygon
     on_ground: Array  # bool
     face: Vec  # world: a point of the reference face
-    gap: Array  # m, between the shapes, negative where they overlap
 
 
 def outline(shape: Polygon, center_of_mass: Vec, turned: Vec) -> tuple[Vec, Vec]:
@@ -304,7 +298,7 @@ def collide(corners: Vec, normals: Vec, center: Vec, v1: Vec, v2: Vec) -> Manifo
         key = other + (1 + number) * count + side
         keys = [jnp.where(c, key, k) for c, k in zip(clipped, keys, strict=True)]
 
-    point = stack(ends)
+    point = jax.tree.map(lambda *both: jnp.stack(both), *ends)
     separation = once(dot(normal, point - face1))
     return Manifold(
         valid=valid & (separation <= SKIN),
@@ -314,7 +308,6 @@ def collide(corners: Vec, normals: Vec, center: Vec, v1: Vec, v2: Vec) -> Manifo
         normal=where(on_ground, normal, -normal),
         on_ground=on_ground,
         face=face1,
-        gap=gap.gap,
     )
 
 

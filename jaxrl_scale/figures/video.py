@@ -15,6 +15,7 @@ import numpy as np
 from jaxrl_scale.errors import INPUT_OUTPUT_ERROR, RunError
 from jaxrl_scale.records.run_directory import replace_file
 
+_FPS = 30  # frames a second
 _MOST_FRAMES, _MOST_WIDTH = 200, 400
 
 
@@ -28,16 +29,16 @@ def check_video(path: Path) -> None:
         raise RunError(f"cannot write {path}: {path.parent} is no folder that can be written")
 
 
-def write_video(path: Path, frames: Sequence[np.ndarray], fps: int = 30) -> None:
+def write_video(path: Path, frames: Sequence[np.ndarray]) -> None:
     """Write frames as ``.gif``, or as ``.mp4`` where the ffmpeg command is installed: the whole
     file, or none."""
     check_video(path)
     if path.suffix == ".gif":
-        replace_file(path, gif(frames, fps))
+        replace_file(path, gif(frames))
         return
     height, width = frames[0].shape[:2]
     command = f"ffmpeg -y -loglevel error -f rawvideo -pix_fmt rgb24 -s {width}x{height}"
-    command += f" -r {fps} -i - -pix_fmt yuv420p -vf pad=ceil(iw/2)*2:ceil(ih/2)*2"
+    command += f" -r {_FPS} -i - -pix_fmt yuv420p -vf pad=ceil(iw/2)*2:ceil(ih/2)*2"
     with tempfile.TemporaryDirectory() as folder:  # where no name means anything to ffmpeg
         made = Path(folder, "video.mp4")
         video = np.stack(frames).tobytes()
@@ -48,7 +49,7 @@ def write_video(path: Path, frames: Sequence[np.ndarray], fps: int = 30) -> None
         replace_file(path, made.read_bytes())
 
 
-def gif(frames: Sequence[np.ndarray], fps: int = 30) -> bytes:
+def gif(frames: Sequence[np.ndarray], fps: int = _FPS) -> bytes:
     """Frames as a GIF that plays for ever."""
     import imageio.v3 as iio
 
