@@ -227,17 +227,20 @@ def _parser() -> commands.Parser:
     whole = commands.whole_number
     file = "Python file whose get_sweep() returns a dict of options, ranges among them"
     add("sweep", "FILE", file, type=commands.path)
-    add("agents", "N", "agents in all, --seeds for each setting [64]", type=whole(), default=64)
-    add("seeds", "N", "seeds of each setting, the config's first [4]", type=whole(), default=4)
+    agents = "number of agents in all: --seeds times as many as there are settings [64]"
+    add("agents", "N", agents, type=whole(), default=64)
+    seeds = "number of seeds of each setting, of which the config's is the first [4]"
+    add("seeds", "N", seeds, type=whole(), default=4)
     parser.add_argument(
         "--draw",
         choices=get_args(space.Draws),
         default="sobol",
         help="how settings are drawn; sobol: evenly, as Sobol points; random: at random; grid: all "
-        "combinations of choices, whatever --agents says; tpe: batch after batch, by a model of "
+        "combinations of choices, for which --agents does not count; tpe: batch after batch, by a model of "
         "the scores so far (Optuna's TPE) [sobol]",
     )
-    add("batch", "N", "settings of a batch of --draw=tpe [an eighth of all]", type=whole())
+    batch = "number of settings that --draw=tpe proposes at once [an eighth of all]"
+    add("batch", "N", batch, type=whole())
     add("draw_seed", "N", "seed of the draws [0]", type=whole(0, 2**31 - 1), default=0)
     add(
         "finalists",
@@ -522,7 +525,7 @@ def _settings(args: argparse.Namespace, ranges: Sequence[Range]) -> list[Setting
         if args.perturb_every or args.rungs or args.task is not None:
             raise RunError("--draw=tpe takes neither --rungs nor --perturb_every nor --task")
         model.check()
-    if args.agents % args.seeds:
+    if args.draw != "grid" and args.agents % args.seeds:
         near = max(1, round(args.agents / args.seeds)) * args.seeds
         raise RunError(
             f"--agents={args.agents} does not divide by --seeds={args.seeds}; try --agents={near}"

@@ -461,7 +461,7 @@ def own_environments() -> Iterator[Kind]:
         named("mine:instance", "name the class instead", GOOD_ENV + "instance = Mine()"),
         named("mine:build", "was not called, because it should be a class"),
         named("mine:jnp", "was not called"),
-        named("mine:EnvSpec", "was not called"),
+        named("mine:make", "was not called", "import jax\ndef make() -> 'jax.Nope': pass"),
         named("os:system", "was not called"),
         named("mine:Mine", "its parameters: none", GOOD_ENV, "--env_kwargs.length=3"),
         named("mine:Mine", "line 1: SyntaxError", "class Mine(:"),

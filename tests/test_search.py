@@ -1080,8 +1080,9 @@ def test_processes_compare_the_options_of_the_sweep_and_its_ranges_too(monkeypat
         raise RunError("enough")
 
     monkeypatch.setattr(Hosts, "check_alike", hear)
-    assert sweep.main(["--algo.gamma=0.9,1", "--agents=8", "--draw=random", "--seed=3"]) == 2
-    assert (heard["agents"], heard["draw"], heard["seed"]) == ("8", "random", "3")
+    # A grid takes any number of seeds, although they do not divide --agents.
+    assert sweep.main(["--algo.gamma=0.9,1", "--draw=grid", "--seeds=3", "--seed=5"]) == 2
+    assert (heard["seeds"], heard["draw"], heard["seed"]) == ("3", "grid", "5")
     assert "(0.9, 1.0)" in heard["algo.gamma"]
 
 

@@ -143,7 +143,7 @@ def _builds_environment(found: Any) -> bool:
     if inspect.isfunction(found):
         try:
             found = typing.get_type_hints(found).get("return")
-        except NameError:
+        except Exception:  # whatever the evaluation of an annotation raises
             return False
     has = {name for name in ("reset", "step", "simulate") if callable(getattr(found, name, None))}
     return isinstance(found, type) and ({"reset", "step"} <= has or "simulate" in has)
