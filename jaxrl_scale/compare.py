@@ -241,7 +241,7 @@ def _parser() -> commands.Parser:
     )
 
     add = parser.option
-    add("envs", "NAME,NAME", "environments", type=_names)
+    add("envs", "NAME,NAME", "names of the environments", type=_names)
     add("configs", "FILE,FILE", "config files, one for each algorithm", type=_names)
     seeds = "number of seeds, of which the config's is the first [3]"
     add("seeds", "N", seeds, type=commands.whole_number(), default=3)
@@ -273,7 +273,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """The comparison's own arguments and those for the trainer."""
     args, options = _parser().parse_known_args(argv)
     if args.analyse:
-        if options or args.envs or args.configs:
+        if sum(text.startswith("--") for text in argv) > 1:
             raise RunError("--analyse trains nothing; give no other option with it")
         return args, []
     if not args.envs or not args.configs:

@@ -82,7 +82,7 @@ def _parser() -> commands.Parser:
         metavar="N",
         type=commands.whole_number(),
         default=1,
-        help="number of games that the video shows side by side, each with its own start [1]",
+        help="number of episodes that the video shows side by side, each with its own start [1]",
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     return parser

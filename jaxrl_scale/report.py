@@ -313,10 +313,10 @@ def _command(argv: list[str]) -> int:
         "--out",
         metavar="FILE",
         type=commands.path,
-        help="the HTML file to write, which needs nothing else; its plots are written beside it as "
-        "PNG files, too, under names that begin with its own. A name without a suffix gets .html, "
-        "and in a folder that exists the file is report.html [report.html in RUN_DIR; with several "
-        "runs in the folder report]",
+        help="the HTML file to write; in a folder that exists it is report.html, and a name "
+        "without a suffix gets .html. It needs no other file: the plots are also written beside "
+        "it as PNG files, whose names begin with its own [RUN_DIR/report.html; of several runs "
+        "report/report.html]",
     )
     parser.add_argument(
         "--episodes",

@@ -339,7 +339,7 @@ def _parser() -> commands.Parser:
         "mode",
         "{strong,weak,both}",
         "strong: the environments are divided between all devices; weak: every device has "
-        "--num_envs environments, and a minibatch is as large as before [strong]",
+        "--num_envs environments, and the minibatch size stays the config's [strong]",
         choices=("strong", "weak", "both"),
         default="strong",
     )
@@ -380,7 +380,10 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     cut = argv.index("--") if "--" in argv else len(argv)
     options = list(argv[cut + 1 :])
     args = _parser().parse_args(argv[:cut])
-    if bool(args.analyse) == bool(args.config):
+    given = {text.split("=")[0] for text in argv if text.startswith("--")}
+    if args.analyse and (others := sorted(given - {"--analyse", "--worst_return"})):
+        raise RunError(f"--analyse trains nothing; leave {others[0]} out")
+    if not args.analyse and not args.config:
         raise RunError("give --config=FILE to train, or --analyse=FOLDER for a study that is done")
     if args.threads and any(threads for _, threads in args.processes):
         raise RunError("--processes gives the cores already (1x32); leave --threads out")

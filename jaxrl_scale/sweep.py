@@ -236,8 +236,8 @@ def _parser() -> commands.Parser:
         choices=get_args(space.Draws),
         default="sobol",
         help="how settings are drawn; sobol: evenly, as Sobol points; random: at random; grid: all "
-        "combinations of choices, for which --agents does not count; tpe: batch after batch, by a model of "
-        "the scores so far (Optuna's TPE) [sobol]",
+        "combinations of choices, for which --agents does not count; tpe: batch after batch, by a "
+        "model of the scores so far (Optuna's TPE) [sobol]",
     )
     batch = "number of settings that --draw=tpe proposes at once [an eighth of all]"
     add("batch", "N", batch, type=whole())

@@ -226,5 +226,7 @@ def test_a_folder_of_another_comparison_is_left_alone(monkeypatch, capsys, tmp_p
     said = capsys.readouterr().err
     assert said.startswith("error: compared/CartPole-v1/quick/seed0 has begun with hidden_sizes=")
     assert said.endswith("; choose another --run_dir\n")
+    assert compare.main(["--analyse", "nowhere", "--seeds=2"]) == 2
+    assert capsys.readouterr().err.startswith("error: --analyse trains nothing; give no other")
     assert compare.main(["--analyse", "nowhere"]) == 2
     assert capsys.readouterr().err == "error: no run of nowhere has come to its end\n"

@@ -320,7 +320,7 @@ def test_the_axes_are_combined(monkeypatch):
         (["--", "--total_step=9"], "unknown option --total_step; did you mean --total_steps?"),
         (["--", "--run_dir=x"], "--run_dir cannot follow --: the study itself gives it"),
         (["--num_envs=8", "--", "--num_envs=8"], "--num_envs cannot follow --"),
-        (["--analyse=x"], "give --config=FILE to train, or --analyse=FOLDER"),
+        (["--analyse=x"], "--analyse trains nothing; leave --config out"),
     ],
 )
 def test_mistakes_are_told_in_one_line(monkeypatch, capsys, tmp_path, arguments, said):
