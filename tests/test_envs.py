@@ -101,6 +101,10 @@ def test_a_value_that_gymnasium_would_silently_misread_is_refused():
         envs.make("Acrobot-v1", book_or_nips="paper")
     with pytest.raises(RunError, match="'euler' or"):
         envs.make("CartPole-v1", kinematics_integrator="rk4")
+    with pytest.raises(RunError, match=r"'Acrobot-v1': spec\.action\.n=0 should be"):
+        envs.make("Acrobot-v1", avail_torque=[])
+    with pytest.raises(RunError, match=r"spec\.action\.low=0.* should be below"):
+        envs.make("Pendulum-v1", max_torque=0)
 
 
 def test_your_own_environment_is_found_in_the_current_directory(tmp_path, monkeypatch):

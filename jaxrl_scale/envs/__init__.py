@@ -31,6 +31,7 @@ from typing import Any, TypeGuard
 
 from jaxrl_scale.envs import games
 from jaxrl_scale.envs.check import check_env as check_env
+from jaxrl_scale.envs.check import check_spec
 from jaxrl_scale.envs.debug import play as play
 from jaxrl_scale.errors import RunError, closest, one_line
 from jaxrl_scale.options import has_type, type_name
@@ -75,14 +76,16 @@ def make(name: str, /, **kwargs: Any) -> Any:
         _check_parameters(name, build, kwargs)
         kwargs = _checked(build, kwargs)
         try:
-            return build(**kwargs)
+            env: Any = build(**kwargs)
         except ValueError as error:
             raise RunError(one_line(error)) from error
+        check_spec(f"environment {name!r}", env.spec)  # its parameters may leave no action
+        return env
     own = False
     if name.startswith("gymnax:"):
         from jaxrl_scale.envs import gymnax_adapter
 
-        env: Any = gymnax_adapter.make(name.removeprefix("gymnax:"), **kwargs)
+        env = gymnax_adapter.make(name.removeprefix("gymnax:"), **kwargs)
     elif name.startswith("gymnasium:"):
         from jaxrl_scale.envs import gymnasium_adapter
 

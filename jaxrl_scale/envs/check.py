@@ -46,7 +46,7 @@ def check_env(env: Any, name: str | None = None, repeats: bool = True) -> None:
         ) from None
     except (Exception, SystemExit) as error:
         raise RunError(f"{what}: spec{describe(error)}") from error
-    _check_spec(what, spec)
+    check_spec(what, spec)
     if hasattr(env, "simulate"):
         if repeats:
             _check_host(what, env)
@@ -164,7 +164,9 @@ def _check_repeats(what: str, env: Any, name: str, *arguments: Any) -> None:
         )
 
 
-def _check_spec(what: str, spec: Any) -> None:
+def check_spec(what: str, spec: Any) -> None:
+    """Raise a `RunError` that begins with ``what`` unless ``spec`` is an `EnvSpec` of values that
+    make sense."""
     if not isinstance(spec, EnvSpec):
         raise RunError(
             f"{what}: spec is of type {_type_name(spec)}; it should be a jaxrl_scale.types.EnvSpec"
