@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import closing
 from typing import Any
 
 import gymnasium
@@ -44,24 +45,21 @@ class GymnasiumEnvironment:
     def __init__(self, name: str, kwargs: dict[str, Any]) -> None:
         self._name, self._kwargs = name, {"disable_env_checker": True, **kwargs}
         self._what = f"environment {f'gymnasium:{name}'!r}"
-        env = self._make()
-        if "rgb_array" in env.metadata.get("render_modes", ()):
-            self._kwargs.setdefault("render_mode", "rgb_array")
-        limit = getattr(env.spec, "max_episode_steps", None)
-        seen = env.observation_space
-        shape, dtype = _observation(self._what, seen)
-        self.spec = EnvSpec(
-            id=f"gymnasium:{name}",
-            observation_shape=shape,
-            action=_action(self._what, env.action_space),
-            max_episode_steps=limit,
-            gymnasium_id=name,
-            observation_dtype=dtype,
-        )
-        self._spaces = seen, env.action_space
-        # Whether the class comes from elsewhere than Gymnasium.
-        self.is_own = type(env.unwrapped).__module__.partition(".")[0] != "gymnasium"
-        env.close()
+        with closing(self._make()) as env:
+            if "rgb_array" in env.metadata.get("render_modes", ()):
+                self._kwargs.setdefault("render_mode", "rgb_array")
+            shape, dtype = _observation(self._what, env.observation_space)
+            self.spec = EnvSpec(
+                id=f"gymnasium:{name}",
+                observation_shape=shape,
+                action=_action(self._what, env.action_space),
+                max_episode_steps=getattr(env.spec, "max_episode_steps", None),
+                gymnasium_id=name,
+                observation_dtype=dtype,
+            )
+            self._spaces = env.observation_space, env.action_space
+            # Whether the class comes from elsewhere than Gymnasium.
+            self.is_own = type(env.unwrapped).__module__.partition(".")[0] != "gymnasium"
 
     def seen(self, obs: Any) -> np.ndarray:
         """What an agent sees of an observation of Gymnasium's, or of a batch: whole numbers of a
