@@ -137,15 +137,15 @@ class _CtrlC:
     def __init__(self, told: str):
         self.over = threading.Event()  # the command has ended
         self._told, self._times, self._telling = told, 0, threading.Lock()
-        # Set one after the other: a signal that came while an event is being set would set it once
-        # more, and wait for itself.
+        # The event is set once, which the bool sees to: it has a lock, for which a second signal
+        # that came while the first one sets it would wait for ever.
         self._raised, self._heard = False, threading.Event()
 
     @contextmanager
     def handled(self) -> Iterator[None]:
-        """While the block runs, SIGINT raises KeyboardInterrupt, but where the process ignores it
-        and in any other than the main thread. It is raised once: a second one would come out of
-        the code that answers the first."""
+        """While the block runs, the first SIGINT raises KeyboardInterrupt. Later ones raise
+        nothing, since they would interrupt the code that answers the first. Where the process
+        ignores SIGINT, and outside of the main thread, nothing changes."""
         before, hook = signal.getsignal(signal.SIGINT), sys.unraisablehook
         ours = before in (signal.SIG_DFL, signal.default_int_handler)
         if not ours or threading.current_thread() is not threading.main_thread():
@@ -197,8 +197,9 @@ class _CtrlC:
         if self._times == 1 and signal.getsignal(signal.SIGINT) != self._raise_once:
             return
         self.tell()
-        # The main thread has a second to hear of it, which it cannot while XLA computes, and then
-        # ends in good order: a study lets its runs save. After the second, it has a second to end.
+        # After the first Ctrl-C the main thread has a second to raise KeyboardInterrupt, which it
+        # cannot while XLA computes, and may then take its time: a study lets its runs save. After
+        # the second Ctrl-C it has a second to end.
         waited_for = self._heard if self._times == 1 else self.over
         if not waited_for.wait(1):
             for terminal in filter(os.isatty, (1, 2)):

@@ -17,7 +17,7 @@
 #   PYTHON        default: .venv/bin/python if there is one, else python3
 #   JAXRL_SECRET_FILE  a file with the secret by which the ranks know each other, mode 600, that all
 #                 hosts see; default: one is made in the run directory, and deleted at the end
-#   GRACE         seconds (60) that the others get to save and end when one rank has failed
+#   GRACE         whole seconds (60) that the others get to save and end when one rank has failed
 #
 # Variables JAX_*, XLA_*, WANDB_* (but not a key: `wandb login` once instead) and PYTHONPATH are
 # handed on. What rank k prints stands in D/ranks/k.log; rank 0 is also shown here. After a mistake
