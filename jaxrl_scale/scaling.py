@@ -128,8 +128,10 @@ def run_all(points: Sequence[Point], folder: Path, args: Any, options: Sequence[
 
     The points take turns, so that a machine that becomes slower slows them all down alike.
     """
-    first = base(args, options).seed
-    turns = list(itertools.product(range(args.repeats), range(first, first + args.seeds), points))
+    config = base(args, options)
+    first, agents = config.seed, config.num_seeds  # agent k of a run has its seed + k
+    seeds = range(first, first + agents * args.seeds, agents)
+    turns = list(itertools.product(range(args.repeats), seeds, points))
     unfinished = 0
     for k, (repeat, seed, point) in enumerate(turns, 1):
         run = folder / point.name / f"seed{seed}-repeat{repeat}"

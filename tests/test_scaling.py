@@ -453,6 +453,14 @@ def test_an_interrupted_study_goes_on_where_it_was(world):
     assert [start["resumed_from"] for start in starts] == [0, reached]
 
 
+def test_no_two_agents_of_a_point_have_the_same_seed(monkeypatch, tmp_path):
+    begun = []
+    monkeypatch.setattr(scaling, "train", lambda run, arguments, *_: begun.append(arguments))
+    args, options = scaling.parse(["--config=none", "--seeds=3", "--", "--num_seeds=4", "--seed=1"])
+    assert scaling.run_all([point(), point(processes=2)], tmp_path, args, options) == 6
+    assert [told[-1] for told in begun] == [f"--seed={k}" for k in (1, 1, 5, 5, 9, 9)]
+
+
 def test_a_run_that_fails_is_named_and_the_others_count(world):
     """The folder of the one holds a summary of nothing; the other is done already."""
     spoiled = world.folder / "spoiled" / "strong-1x1-16envs" / "seed0-repeat0"
