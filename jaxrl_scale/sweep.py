@@ -344,7 +344,8 @@ def _asked(args: argparse.Namespace, rest: list[str]) -> Asked:
         )
     configs = configs_of(base, settings)
     stops = [rungs.iterations(each, args.rungs, args.factor) for each in configs]
-    plan = Plan(configs, stops, range(base.seed, base.seed + args.seeds), args.chunk)
+    seeds_of_each = range(base.seed, base.seed + args.seeds)
+    plan = Plan(configs, stops, seeds_of_each, args.chunk, args.fresh_seeds)
     return Asked(args, base, ranges, settings, plan)
 
 

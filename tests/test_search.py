@@ -273,6 +273,9 @@ def test_no_more_agents_train_side_by_side_than_fit_into_the_memory(monkeypatch)
     assert plan.divide(configs, 3, None) == plan.divide(configs, 3, 100) == [[0, 1], [2]]
     with pytest.raises(RunError, match="only 7 may or fit into the memory; try --seeds=7"):
         plan.divide(configs, 8, None)
+    one = plan.Plan(configs, [[1]] * 3, range(2), None, fresh_seeds=8)
+    with pytest.raises(RunError, match="only 7 fit into the memory; try --fresh_seeds=7"):
+        one.divide(range(3))
 
 
 @pytest.mark.parametrize("name", algorithms.NAMES)

@@ -93,12 +93,15 @@ MOST = 256
 would only make each chunk longer."""
 
 
-def divide(configs: Sequence[Config], num_seeds: int, most: int | None) -> list[list[int]]:
+def divide(
+    configs: Sequence[Config], num_seeds: int, most: int | None, fresh_seeds: int = 1
+) -> list[list[int]]:
     """Which configs train side by side: their indices, in as few programs as there can be.
 
     Args:
       num_seeds: agents of each config.
       most: agents of a program; None: as many as fit into the memory, but at most `MOST`.
+      fresh_seeds: agents of the best config, which train side by side in the end.
     """
     groups: dict[Any, list[int]] = {}
     for k, config in enumerate(configs):
@@ -106,7 +109,13 @@ def divide(configs: Sequence[Config], num_seeds: int, most: int | None) -> list[
         groups.setdefault((algo, repr(config.replace(algo=None))), []).append(k)
     found = []
     for group in groups.values():
-        limit = min(most or MOST, _fitting(configs[group[0]]))
+        fitting = _fitting(configs[group[0]])
+        if fresh_seeds > fitting:  # told now, and not when all else is trained
+            raise RunError(
+                f"the agents of --fresh_seeds={fresh_seeds} train side by side, and only {fitting} "
+                f"fit into the memory; try --fresh_seeds={max(1, fitting)}"
+            )
+        limit = min(most or MOST, fitting)
         if limit < num_seeds:
             raise RunError(
                 f"the {num_seeds} agents of a setting train side by side, and only {limit} may or "
@@ -125,10 +134,12 @@ class Plan:
     stops: Sequence[Sequence[int]]  # of the settings: the iteration at which each rung ends
     seeds: range
     most: int | None  # agents of a chunk
+    fresh_seeds: int = 1  # agents of the best setting in the end
 
     def divide(self, chosen: Sequence[int]) -> list[list[int]]:
         """As `divide`, of the chosen settings."""
-        parts = divide([self.configs[k] for k in chosen], len(self.seeds), self.most)
+        configs = [self.configs[k] for k in chosen]
+        parts = divide(configs, len(self.seeds), self.most, self.fresh_seeds)
         return [[chosen[k] for k in part] for part in parts]
 
     def chunks(self, rung: int, parts: Sequence[list[int]]) -> list[Chunk]:
