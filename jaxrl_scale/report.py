@@ -27,9 +27,9 @@ from jaxrl_scale.figures.pages import actions, render
 from jaxrl_scale.figures.report_plots import (
     Drawn,
     Plot,
-    drawn,
     learning_plots,
     metric_plots,
+    read_runs,
     score_plots,
     speed_plots,
 )
@@ -42,12 +42,6 @@ from jaxrl_scale.records.terminal import between, compact, duration, number
 
 EPISODE_BYTES = 2_000_000
 NONE = "–"
-
-
-def read_runs(paths: Sequence[Path]) -> list[Drawn]:
-    """The runs, each once."""
-    paths = list(dict.fromkeys(Path(os.path.abspath(path.expanduser())) for path in paths))
-    return drawn([past_run.read(path) for path in paths])
 
 
 # --- the episode ----------------------------------------------------------------------------

@@ -153,7 +153,7 @@ def test_a_plot_is_of_the_rows_and_a_notebook_shows_it(tmp_path):
 def test_runs_are_plotted_side_by_side(tmp_path):
     make_run(tmp_path / "one", seeds=3)
     make_run(tmp_path / "two", env="Acrobot-v1")
-    figure = plot(tmp_path / "one", tmp_path / "two")
+    figure = plot(tmp_path / "one", tmp_path / "two", tmp_path / "one")
     assert len(lines(figure)) == 2
     assert [text.get_text() for text in figure.legends[0].texts] == ["one", "two"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -59,8 +60,14 @@ class Drawn:
     line: str
 
 
+def read_runs(paths: Iterable[Path]) -> list[Drawn]:
+    """The runs of some directories, each once."""
+    return drawn([read(path) for path in dict.fromkeys(Path(os.path.abspath(p)) for p in paths)])
+
+
 def drawn(runs: Sequence[PastRun]) -> list[Drawn]:
-    """The runs, labelled by the ends of their paths: as many folders as tell them apart."""
+    """The runs, no two of one directory, labelled by the ends of their paths: as many folders as
+    tell them apart."""
     depth = 1
     while len({run.path.parts[-depth:] for run in runs}) < len(runs):
         depth += 1
@@ -186,7 +193,7 @@ def plot(*run_dirs: str | Path, metric: str | None = None) -> Figure:
         raise RunError("give at least one run directory")
     if metric is not None and not isinstance(metric, str):
         raise RunError(f"metric={metric!r} should be the name of a metric, a text")
-    runs = drawn([read(given_path("run_dir", run_dir)) for run_dir in run_dirs])
+    runs = read_runs(given_path("run_dir", run_dir) for run_dir in run_dirs)
     names = [metric or return_metric(one.run) for one in runs]
     curves = [curve(one.run, name) for one, name in zip(runs, names, strict=True)]
     if not any(np.isfinite(c.center).any() for c in curves):
