@@ -392,10 +392,9 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     if args.nodes and ("SLURM_JOB_ID" not in os.environ or "SLURM_STEP_ID" in os.environ):
         raise RunError("--nodes works in a Slurm job (sbatch, salloc), not in one of its steps")
     axes = {name for name in ("num_envs", "devices") if getattr(args, name)}
-    for option in options:
-        name = option.split("=")[0].removeprefix("--")
-        if name in {"config", "resume", "run_dir"} | axes:
-            raise RunError(f"--{name} cannot follow --: the study itself gives it")
+    for name in (option.split("=")[0] for option in options):
+        if name in {f"--{own}" for own in {"config", "resume", "run_dir"} | axes}:
+            raise RunError(f"{name} cannot follow --: the study itself gives it")
     return args, options
 
 

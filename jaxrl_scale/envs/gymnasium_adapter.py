@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import sys
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from typing import Any
@@ -58,8 +59,9 @@ class GymnasiumEnvironment:
                 observation_dtype=dtype,
             )
             self._spaces = env.observation_space, env.action_space
-            # Whether the class comes from elsewhere than Gymnasium.
-            self.is_own = type(env.unwrapped).__module__.partition(".")[0] != "gymnasium"
+            # Whether the class is the user's, and not one of an installed package.
+            module = sys.modules[type(env.unwrapped).__module__]
+            self.is_own = "-packages" not in (getattr(module, "__file__", None) or "")
 
     def seen(self, obs: Any) -> np.ndarray:
         """What an agent sees of an observation of Gymnasium's, or of a batch: whole numbers of a

@@ -126,8 +126,7 @@ def _finals(finalists: Sequence[Ranked]) -> list[str]:
 
 
 def _seeds(one: Ranked) -> str:
-    count = len(one.scores)
-    return f"IQM over {how_many(count, 'seed')}"
+    return f"IQM over {how_many(len(one.scores), 'seed')}"
 
 
 def _compared(fresh: Sequence[Outcome]) -> list[Any]:

@@ -180,7 +180,7 @@ def _columns(found: Sequence[Outcome], settings: Sequence[Setting]) -> dict[str,
         "seed": [one.seed for one in found],
         **{name: [settings[one.setting][name] for one in found] for name in settings[0]},
         "env_steps": [_steps(one.curve) for one in found],
-        "return_when_stopped": [None if one.rung == last else _told(one.score) for one in found],
+        "return_when_stopped": [None if one.rung == last else _finite(one.score) for one in found],
         "eval_return": [one.score if one.rung == last else None for one in found],
         "eval_ci95_low": [one.ci95[0] for one in found],
         "eval_ci95_high": [one.ci95[1] for one in found],
@@ -215,8 +215,8 @@ def schedule_table(history: Sequence[Setting], every: int) -> bytes:
     return _csv(["iteration", *history[0]], rows)
 
 
-def _told(score: float | None) -> float | None:
-    """A score, where it is a number."""
+def _finite(score: float | None) -> float | None:
+    """The score, where it is finite."""
     return score if score is not None and math.isfinite(score) else None
 
 

@@ -21,7 +21,7 @@ TrainAll = Callable[[Sequence[Chunk], Start | None], bool]
 
 
 class Trained(NamedTuple):
-    """What came of it."""
+    """What a search has trained."""
 
     found: list[Outcome]  # of all agents
     settings: list[Setting]  # that the outcomes name, those at the end of the run
