@@ -368,8 +368,9 @@ def _begun(asked: Asked) -> list[list[int]]:
     sweep = {"config": config, "settings": asked.settings, "seeds": list(asked.plan.seeds)}
     sweep |= {name: getattr(args, name) for name in ("rungs", "factor", "perturb_every")}
     sweep |= {name: getattr(args, name) for name in ("finalists", "fresh_seeds")}
-    if args.draw == "tpe":
+    if args.draw == "tpe" or args.perturb_every:  # which draw more than the settings
         sweep |= {"draw_seed": args.draw_seed, "ranges": [str(each) for each in asked.ranges]}
+    if args.draw == "tpe":
         sweep |= {"agents": args.agents}
 
     def checked(parts: list[list[int]]) -> list[list[int]]:

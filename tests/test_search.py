@@ -325,13 +325,20 @@ def test_agents_go_on_from_where_their_parents_stopped_and_from_nowhere_else(mon
         orders.carried_over(order, tmp_path, Hosts())
 
 
-@needs_optuna
-def test_the_file_of_a_sweep_says_all_that_it_depends_on(monkeypatch):
+@pytest.mark.parametrize(
+    ("given", "more"),
+    [
+        pytest.param(["--draw=tpe"], {"agents", "draw_seed", "ranges"}, marks=needs_optuna),
+        (["--perturb_every=1", "--seeds=1"], {"draw_seed", "ranges"}),
+        ([], set()),
+    ],
+)
+def test_the_file_of_a_sweep_says_all_that_it_depends_on(monkeypatch, given, more):
     monkeypatch.setattr(sweep, "begin", lambda folder, told, divided: told)
-    given = ["--draw=tpe", "--algo.gamma=0.9,1", "--agents=16"]
+    given = [*given, "--algo.gamma=0.9,1", "--agents=16"]
     told = sweep._begun(sweep._asked(*sweep._parser().parse_known_args(given)))
-    assert told.keys() == {
-        *("config", "settings", "seeds", "agents", "draw_seed", "ranges"),
+    assert told.keys() == more | {
+        *("config", "settings", "seeds"),
         *("rungs", "factor", "perturb_every", "finalists", "fresh_seeds"),
     }
 
