@@ -318,7 +318,10 @@ def test_the_axes_are_combined(monkeypatch):
         (["--num_envs=100"], "num_envs=100 does not divide by num_shards=8"),
         (["--nodes=2"], "--nodes works in a Slurm job (sbatch, salloc), not in one of its steps"),
         (["--", "--total_step=9"], "unknown option --total_step; did you mean --total_steps?"),
-        (["--", "--wandb_project", "config", "--run_dir=x"], "--run_dir cannot follow --: the study itself gives it"),
+        (
+            ["--", "--wandb_project", "config", "--run_dir=x"],
+            "--run_dir cannot follow --: the study itself gives it",
+        ),
         (["--num_envs=8", "--", "--num_envs=8"], "--num_envs cannot follow --"),
         (["--analyse=x"], "--analyse trains nothing; leave --config out"),
     ],
