@@ -60,7 +60,7 @@ class GymnasiumEnvironment:
             )
             self._spaces = env.observation_space, env.action_space
             # Whether the class is the user's, and not one of an installed package.
-            module = sys.modules[type(env.unwrapped).__module__]
+            module = sys.modules.get(type(env.unwrapped).__module__)
             self.is_own = "-packages" not in (getattr(module, "__file__", None) or "")
 
     def seen(self, obs: Any) -> np.ndarray:
