@@ -103,6 +103,16 @@ def test_a_process_steps_environments_in_the_threads_that_are_asked_for_or_one_a
         assert placed.num_threads == threads
 
 
+def test_processes_that_divide_the_agents_alone_hold_whole_agents():
+    """On as many of their devices as divide these."""
+    devices = [types.SimpleNamespace(platform="cpu", process_index=k // 4) for k in range(12)]
+    for agents, used in ((3, 1), (6, 2), (9, 3), (12, 4)):
+        placed = backend.place(Config(num_seeds=agents), devices, cores=4)
+        assert (placed.by_agents, placed.num_devices, placed.idle) == (True, 3 * used, 4 - used)
+    with pytest.raises(RunError, match="3 processes divide neither num_shards=8 nor num_seeds=4"):
+        backend.place(Config(num_seeds=4), devices, cores=4)
+
+
 def test_a_run_says_that_jax_had_started_with_fewer_devices_than_it_could_use(monkeypatch):
     monkeypatch.setattr(backend, "visible_cores", lambda: range(99))  # the tests have eight devices
     assert backend.fewer_devices(Config(num_shards=8), Hosts()) is None

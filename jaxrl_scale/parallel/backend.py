@@ -206,16 +206,18 @@ def place(config: Config, devices: list[jax.Device], cores: int = 1) -> Placemen
             f"devices={wanted}, but this process has {fewest} "
             f"{devices[0].platform} device(s); try devices={fewest}"
         )
-    by_agents = config.num_seeds % (processes * wanted) == 0
-    if not by_agents and config.num_shards % processes:
+    agents, shards = config.num_seeds, config.num_shards
+    by_agents = agents % (processes * wanted) == 0
+    if not by_agents and shards % processes:  # then whole agents, on as many devices as divide them
+        by_agents = agents % processes == 0
+    if not by_agents and shards % processes:
         raise RunError(
-            f"{processes} processes divide neither num_shards={config.num_shards} nor "
-            f"num_seeds={config.num_seeds}; "
-            f"try {how_many(largest_divisor(config.num_shards, processes), 'process', 'processes')}"
+            f"{processes} processes divide neither num_shards={shards} nor num_seeds={agents}; "
+            f"try {how_many(largest_divisor(shards, processes), 'process', 'processes')}"
         )
     if config.portable:
         check_portable(devices[0].platform)
-    count = wanted if by_agents else largest_divisor(config.num_shards // processes, wanted)
+    count = largest_divisor((agents if by_agents else shards) // processes, wanted)
     exact = config.reduction == "exact" or (
         config.reduction == "auto" and devices[0].platform == "cpu"
     )
@@ -223,8 +225,8 @@ def place(config: Config, devices: list[jax.Device], cores: int = 1) -> Placemen
         devices=tuple(device for k in sorted(of_process) for device in of_process[k][:count]),
         at_hand=tuple(here[:count]),
         idle=len(here) - count,
-        num_agents=config.num_seeds,
-        num_shards=config.num_shards,
+        num_agents=agents,
+        num_shards=shards,
         by_agents=by_agents,
         exact=exact,
         portable=config.portable,
