@@ -250,6 +250,8 @@ def loop(
                     log.record(metrics)
             if due(config.eval_every) and not log.all_failed:
                 log.evaluated(runner.evaluate(state))
+                # Here those that do not play wait. A collective would give up after half an hour.
+                hosts.barrier("evaluated")
             if due(config.log_every) or due(config.eval_every) or log.all_failed:
                 log.write(runner.memory())
 

@@ -266,6 +266,21 @@ def test_every_evaluation_is_in_the_rows_whatever_log_every_is(tmp_path):
     assert runner.played == [3, 6, 9, 10]
 
 
+def test_no_process_goes_on_to_the_next_collective_before_all_have_evaluated(tmp_path):
+    """An evaluation of process 0 alone may take longer than a collective waits."""
+    hosts, met = Hosts(), []
+    config = config_of(tmp_path / "run", eval_every=4)
+    runner = Counter(config)
+
+    def barrier(name, thread="main"):
+        met.append((name, len(runner.played), len(runner.calls)))
+
+    hosts.barrier = barrier
+    loop(config, runner, hosts, Clock(0.0))
+    evaluated = [counts for name, *counts in met if name == "evaluated"]
+    assert evaluated == [[1, 4], [2, 8], [3, 10]]
+
+
 def best(run):
     """The iteration, the arrays by name, and the meta of the best checkpoint."""
     return restore_some(run.path / "checkpoints", lambda name: True, print, best=True)
