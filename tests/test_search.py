@@ -44,7 +44,7 @@ from jaxrl_scale.search import (
 from jaxrl_scale.search.orders import Order
 from jaxrl_scale.search.page import page
 from jaxrl_scale.search.results import Outcome
-from jaxrl_scale.search.schedulers import Trained, train_population
+from jaxrl_scale.search.schedulers import Trained, train_history, train_population
 from jaxrl_scale.search.space import Range
 
 HAS_OPTUNA, HAS_PYARROW = (
@@ -686,6 +686,25 @@ def test_each_round_of_a_population_has_draws_of_its_own(monkeypatch, tmp_path):
             Config(iterations=3), [], settings, tmp_path, 1, seed, lambda chunks, start: True
         )
     assert len(drawn) == len(set(drawn)) == 4
+
+
+def test_agents_that_have_all_failed_are_not_trained_on(monkeypatch, tmp_path):
+    """They have left no checkpoint; what became of them is told in the end."""
+    trained = []
+
+    def train(chunks, start):
+        trained.extend(chunk.name for chunk in chunks)
+        return True
+
+    def outcomes(chunks, folder):
+        return [Outcome(*who, 0, None, [], "round", 0) for who in chunks[0].named()]
+
+    monkeypatch.setattr(results, "outcomes", outcomes)
+    config, settings = Config(iterations=3), [{"algo.gamma": 0.9}, {"algo.gamma": 0.99}]
+    found, *_ = train_population(config, [], settings, tmp_path, 1, 0, train)
+    found += train_history(config, settings, 1, "fresh", range(2), tmp_path, train)
+    assert [one.score for one in found] == [None] * 4
+    assert trained == ["round0", "fresh-round0"]
 
 
 # --- for real -------------------------------------------------------------------------------

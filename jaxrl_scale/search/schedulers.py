@@ -165,6 +165,8 @@ def train_population(
             return None
         now = results.outcomes([chunk], folder)
         found = results.going_on(population.inherited(found, parents) if k else [], now)
+        if _all_failed(found):
+            break
         if until < last:
             rng = np.random.default_rng([seed, k])
             parents = population.exploited([one.score for one in found], rng)
@@ -203,5 +205,13 @@ def train_history(
         if not train_all([chunk], start):
             return None
         found = results.going_on(found, results.outcomes([chunk], folder))
+        if _all_failed(found):
+            break
         start = Start([chunk])
     return found
+
+
+def _all_failed(found: Sequence[Outcome]) -> bool:
+    """Whether nobody can go on: a run whose agents have all failed has saved nothing to go on
+    from."""
+    return all(one.score is None for one in found)
