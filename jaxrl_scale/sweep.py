@@ -122,7 +122,9 @@ def _obey(hosts: Hosts, stop: StopRequest, folder: Path, order: Order) -> None:
     assert order.chunk
     path = folder / order.chunk.name
     resume = path if order.resume else None
-    config = checked(order.chunk.config.replace(run_dir=str(path)), resume)
+    # The folder may have had another name, or been written otherwise, when the run began.
+    called = files.read_config(path / "config.json").run_dir if resume else str(path)
+    config = checked(order.chunk.config.replace(run_dir=called), resume)
     with programs_forgotten():
         start = orders.carried_over(order, folder, hosts)
         train_among(
@@ -363,8 +365,8 @@ def _check_copies(base: Config, every: int) -> None:
 def _begun(asked: Asked) -> list[list[int]]:
     """As `begin`."""
     args = asked.args
-    config = files.to_json(asked.base)
-    config = {name: value for name, value in config.items() if not name.startswith("wandb")}
+    free = command_line.CHANGEABLE  # nothing that is found depends on it
+    config = {name: x for name, x in files.to_json(asked.base).items() if name not in free}
     sweep = {"config": config, "settings": asked.settings, "seeds": list(asked.plan.seeds)}
     sweep |= {name: getattr(args, name) for name in ("rungs", "factor", "perturb_every")}
     sweep |= {name: getattr(args, name) for name in ("finalists", "fresh_seeds")}

@@ -30,6 +30,7 @@ from jaxrl_scale.loop.stop import StopRequest
 from jaxrl_scale.parallel.hosts import Hosts
 from jaxrl_scale.parallel.machine import free_port
 from jaxrl_scale.records.checkpoint import restore
+from jaxrl_scale.records.run_directory import write_json
 from jaxrl_scale.search import (
     conclusion,
     model,
@@ -1179,6 +1180,25 @@ def test_a_folder_of_another_sweep_is_left_alone(world, command, searched, capsy
         another = "another config" if name == "config" else f"other {name}"
         assert f"holds a sweep with {another}; choose another --run_dir, or repeat" in err
     assert {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()} == before
+
+
+def test_a_sweep_goes_on_with_other_devices_and_under_another_name(tmp_path, monkeypatch):
+    folder, trained = tmp_path / "moved", []
+
+    def begun(*more):
+        given = ["--algo.gamma=0.9,1", "--agents=2", "--seeds=1", f"--run_dir={folder}", *more]
+        asked = sweep._asked(*sweep._parser().parse_known_args(given))
+        (chunk,) = asked.plan.chunks(0, sweep._begun(asked))
+        return chunk
+
+    chunk = begun()
+    (folder / chunk.name).mkdir()
+    config = files.to_json(chunk.config.replace(run_dir="before/chunk0"))
+    write_json(folder / chunk.name / "config.json", config)
+    monkeypatch.setattr(sweep, "train_among", lambda hosts, config, *_: trained.append(config))
+    order = Order(begun("--devices=2", "--num_threads=3"), resume=True)
+    sweep._obey(Hosts(), StopRequest(), folder, order)
+    assert [(x.devices, x.num_threads) for x in trained] == [(2, 3)]
 
 
 def test_the_folder_of_a_run_is_no_folder_of_a_sweep(tmp_path):
