@@ -606,7 +606,7 @@ def test_help_explains_every_option(capsys):
         explained = re.search(rf"^  {option} +(\S.*)$|^  {option}\n +(\S.*)$", text, re.M)
         assert explained, option
     said = " ".join(text.split())
-    assert "the HTML file to write, which needs nothing else; its plots are written beside" in said
+    assert "It needs no other file: the plots are also written beside it as PNG files" in said
 
 
 def test_the_name_of_a_run_stands_in_a_legend_as_it_is(tmp_path):
