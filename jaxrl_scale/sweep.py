@@ -163,6 +163,8 @@ def begin(folder: Path, sweep: dict[str, Any], divided: Callable[[], list[list[i
             folder.mkdir(parents=True, exist_ok=True)
         write_json_once(path, told | mine)  # jobs of an array may begin at the same time
     there = read_object(path)
+    if isinstance(config := there.get("config"), dict):  # earlier versions wrote more of it
+        there["config"] = {name: config[name] for name in config.keys() & told["config"].keys()}
     for name in told:
         if there.get(name) != told[name]:
             another = f"other {name}" if name.endswith("s") else f"another {name}"

@@ -1193,6 +1193,9 @@ def test_a_sweep_goes_on_with_other_devices_and_under_another_name(tmp_path, mon
 
     chunk = begun()
     (folder / chunk.name).mkdir()
+    told = json.loads((folder / "sweep.json").read_text())
+    told["config"] |= {"devices": 1, "num_threads": 1}  # as earlier versions wrote it
+    write_json(folder / "sweep.json", told)
     config = files.to_json(chunk.config.replace(run_dir="before/chunk0"))
     write_json(folder / chunk.name / "config.json", config)
     monkeypatch.setattr(sweep, "train_among", lambda hosts, config, *_: trained.append(config))
