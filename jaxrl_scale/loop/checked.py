@@ -1,0 +1,92 @@
+"""Whether an algorithm returns what `jaxrl_scale.types.Algorithm` says. Where it does not, a
+`TypeError` says so while its functions are traced, before anything is compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_scale.records.pieces import named_leaves
+from jaxrl_scale.types import Algorithm, Array, Box, Discrete, PyTree
+from jaxrl_scale.user_code import show_arrays
+
+
+def algorithm(algo: Algorithm, space: Discrete | Box) -> Algorithm:
+    """The algorithm, whose ``act`` and ``update`` raise a TypeError where they return something
+    else than `Algorithm` says: actions that are not those of the space, which most environments
+    would take (true and 1.0 are equal to 1), or a memory or a state of another kind than the one
+    that they were given, of which JAX would tell in terms of the loop around them."""
+
+    def act(actor: PyTree, local: PyTree, carry: PyTree, obs: Array, *rest: Any) -> Any:
+        returned = algo.act(actor, local, carry, obs, *rest)
+        action, carry_after, extras = _three("act", returned, "(action, carry, extras)")
+        shape = (len(obs), *space.shape)
+        if not hasattr(action, "dtype") or (action.shape, action.dtype) != (shape, space.dtype):
+            raise TypeError(
+                f"the action of the algorithm is {described(action)}; "
+                f"it should be one of shape {shape} and dtype {space.dtype}"
+            )
+        _check_alike("act", "carry", carry, carry_after)
+        return action, carry_after, extras
+
+    def update(shared: PyTree, local: PyTree, *rest: Any) -> Any:
+        returned = algo.update(shared, local, *rest)
+        shared_after, local_after, metrics = _three("update", returned, "(shared, local, metrics)")
+        _check_alike("update", "shared", shared, shared_after)
+        _check_alike("update", "local", local, local_after)
+        if not isinstance(metrics, dict):
+            raise TypeError(
+                f"update of the algorithm returned metrics {described(metrics)}, no dict"
+            )
+        return shared_after, local_after, metrics
+
+    return algo._replace(act=act, update=update)
+
+
+def beginning(begun: PyTree) -> None:
+    """Raise a TypeError unless an agent's state before its first iteration has what the loop asks
+    of it, and can be saved."""
+    for field in ("params", "observation"):
+        if not hasattr(begun.shared.algo, field):
+            kind = type(begun.shared.algo).__name__
+            raise TypeError(f"init_shared of the algorithm returned a {kind} without {field}")
+    for name, x in named_leaves(begun).items():
+        if isinstance(x, Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            raise TypeError(
+                f"{name} is a key; keep its words, jax.random.key_data(key), and make a key of "
+                "them by jax.random.wrap_key_data"
+            )
+
+
+def described(x: Any) -> str:
+    """What an algorithm returned, for an error message."""
+    if not hasattr(x, "dtype"):
+        return f"of type {type(x).__name__}"
+    return f"an array of shape {x.shape} and dtype {x.dtype}"
+
+
+def _three(function: str, returned: Any, wanted: str) -> tuple[Any, Any, Any]:
+    if not isinstance(returned, tuple) or len(returned) != 3:
+        size = f" of {len(returned)}" if isinstance(returned, tuple) else ""
+        raise TypeError(
+            f"{function} of the algorithm returned a {type(returned).__name__}{size}; "
+            f"it should return {wanted}"
+        )
+    return returned
+
+
+def _check_alike(function: str, name: str, given: PyTree, returned: PyTree) -> None:
+    """Raise a TypeError unless both have one structure, the same shapes and the same dtypes."""
+    before, after = jax.eval_shape(lambda: ({name: given}, {name: returned}))
+    structures: list[Any] = [jax.tree.structure(x) for x in (before, after)]
+    if structures[0] == structures[1]:
+        before, after = named_leaves(before), named_leaves(after)
+    for part in before:
+        was, became = show_arrays(before[part]), show_arrays(after[part])
+        if was != became:
+            raise TypeError(
+                f"{function} of the algorithm was given {part} {was} and returned {became}; "
+                "they should be alike"
+            )
