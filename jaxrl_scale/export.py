@@ -24,13 +24,15 @@ import numpy as np
 
 from jaxrl_scale import algos, commands
 from jaxrl_scale.config import files
-from jaxrl_scale.errors import RunError
+from jaxrl_scale.errors import RunError, in_words
 from jaxrl_scale.loop.agent import Agent, load
 from jaxrl_scale.loop.prepare import jax_settings_restored
 from jaxrl_scale.parallel import backend
 from jaxrl_scale.parallel.sums import local_pool
 from jaxrl_scale.portable import numpy_text, onnx_graph, program
 from jaxrl_scale.records.run_directory import io_errors, replace_file, short
+
+FORMS = ("policy.py", "policy.npz", "policy.stablehlo", "policy.onnx")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -57,6 +59,8 @@ def _command(argv: list[str]) -> int:
         replace_file(out / name, data)
     if left_out:
         print(left_out, file=sys.stderr)
+    if older := [name for name in FORMS if name not in made and (out / name).exists()]:
+        print(f"of an earlier export, and left there: {in_words(older)}", file=sys.stderr)
     print(f"wrote {', '.join(made)} into {short(out)}")
     return 0
 

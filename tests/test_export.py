@@ -494,6 +494,8 @@ def test_another_folder_and_onnx_can_be_asked_for(run, tmp_path, capfd):
     out = tmp_path / "a" / "b"
     assert command(run, "--out", out, "--onnx", capfd=capfd)[0] == 0
     assert (out / "policy.onnx").stat().st_size > 100
+    status, _, err = command(run, "--out", out, capfd=capfd)
+    assert (status, err) == (0, "of an earlier export, and left there: policy.onnx\n")
 
 
 def test_the_best_checkpoint_can_be_asked_for(run, tmp_path, capfd, monkeypatch):

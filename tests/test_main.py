@@ -129,6 +129,10 @@ def test_a_dry_run_prints_the_config_as_a_file_that_train_takes(tmp_path, capsys
     assert package.main(["train", *given, "--num_envs=31", "--dry_run"]) == 2
     for wrong in ("--env=Pendulum-v2", "--env_kwargs.weight=2", "--init_from=nowhere"):
         assert package.main(["train", *given, wrong, "--dry_run"]) == 2
+    tested = ["--env=LunarLander-v3", "--test_env_kwargs.continuous=true"]
+    capsys.readouterr()
+    assert package.main(["train", *tested, "--dry_run"]) == 2
+    assert "makes an environment whose action is Box" in capsys.readouterr().err
     for other in (["sweep", "--config=again.py"], ["compare", "--envs=X", "--configs=again.py"]):
         capsys.readouterr()
         assert package.main([*other, "--dry_run"]) == 2

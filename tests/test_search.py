@@ -24,7 +24,7 @@ from running import differing, runner_of, steps
 from jaxrl_scale import sweep
 from jaxrl_scale.algos import a2c, ppo
 from jaxrl_scale.config import Config, check, files
-from jaxrl_scale.errors import RunError, how_many
+from jaxrl_scale.errors import NOT_FINITE, RunError, how_many
 from jaxrl_scale.figures.plot_style import new_figure
 from jaxrl_scale.loop.stop import StopRequest
 from jaxrl_scale.parallel.hosts import Hosts
@@ -426,8 +426,9 @@ def test_the_best_settings_go_on_and_those_that_failed_never_do():
     ]
     assert rungs.surviving(found, 3) == [1, 3, 5]  # a third of seven, rounded up
     assert rungs.surviving(found[4:], 2) == [3, 4, 5]
-    with pytest.raises(RunError, match="an agent of every setting has failed; smaller"):
+    with pytest.raises(RunError, match="an agent of every setting has failed; smaller") as raised:
         rungs.surviving(found[4:6], 2)
+    assert raised.value.status == NOT_FINITE
 
 
 def test_rungs_by_hand():

@@ -137,11 +137,14 @@ def make_evaluator(
     return Evaluator(env, algo, placement, episodes, greedy, name)  # type: ignore[arg-type]
 
 
-def make_evaluators(
-    config: Config, env: Environment | HostEnvironment, algo: Algorithm, placement: Placement
-) -> dict[str, Evaluator | HostEvaluator]:
-    """Those of a run, by the names of their metrics: ``eval_return`` is played in its own
-    environment, ``test_return`` in that of ``test_env_kwargs``, if there are any."""
+def environments(
+    config: Config, env: Environment | HostEnvironment
+) -> dict[str, Environment | HostEnvironment]:
+    """Those that a run's agents are evaluated in, by the names of their metrics: ``eval_return`` is
+    played in its own environment, ``test_return`` in that of ``test_env_kwargs``, if there are any.
+
+    Raises a `RunError` where that one has other observations or actions.
+    """
     played = {"eval_return": env}
     if config.test_env_kwargs:
         other = envs.make(config.env, **config.env_kwargs | config.test_env_kwargs)
@@ -153,9 +156,16 @@ def make_evaluators(
                     f"is {tested}; it should be that of the environment which trains, {trained}"
                 )
         played["test_return"] = other
+    return played
+
+
+def make_evaluators(
+    config: Config, env: Environment | HostEnvironment, algo: Algorithm, placement: Placement
+) -> dict[str, Evaluator | HostEvaluator]:
+    """One for each of a run's `environments`, by the same names."""
     return {
         name: make_evaluator(x, algo, placement, config.eval_episodes, config.eval_greedy, name)
-        for name, x in played.items()
+        for name, x in environments(config, env).items()
     }
 
 

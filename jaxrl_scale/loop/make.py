@@ -5,6 +5,7 @@ from __future__ import annotations
 from jaxrl_scale import envs
 from jaxrl_scale.config import Config
 from jaxrl_scale.loop import origin
+from jaxrl_scale.loop.evaluator import environments
 from jaxrl_scale.loop.host_runner import HostRunner
 from jaxrl_scale.loop.programs import with_programs
 from jaxrl_scale.loop.runner import Runner
@@ -33,14 +34,13 @@ def make_runner(
 
 def check_fit(config: Config) -> EnvSpec:
     """The spec of a config's environment. Raises a `RunError` as its run would, where there is no
-    such environment or test environment, or where the algorithm or the network does not fit.
+    such environment, no such test environment, or the algorithm or the network does not fit.
 
     Only shapes are worked out: nothing is compiled, and no device is used.
     """
     with backend.settings_of(config):
         env = envs.make(config.env, **config.env_kwargs)
-        if config.test_env_kwargs:
-            envs.make(config.env, **config.env_kwargs | config.test_env_kwargs)
+        environments(config, env)
         origin.weights(config, env.spec)
         spec: EnvSpec = env.spec
         return spec

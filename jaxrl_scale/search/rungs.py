@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jaxrl_scale.config import Config
-from jaxrl_scale.errors import RunError
+from jaxrl_scale.errors import NOT_FINITE, RunError
 from jaxrl_scale.search.results import Outcome, ranked
 
 
@@ -37,5 +37,7 @@ def surviving(found: Sequence[Outcome], factor: int) -> list[int]:
     ranks = ranked(found)
     kept = [one.setting for one in ranks[: -(-len(ranks) // factor)] if not one.failed]
     if not kept:
-        raise RunError("an agent of every setting has failed; smaller learning rates may help")
+        raise RunError(
+            "an agent of every setting has failed; smaller learning rates may help", NOT_FINITE
+        )
     return sorted(kept)
