@@ -29,6 +29,23 @@ def test_a_platform_that_is_not_there_is_an_error_of_one_line(asked, world):
     assert done.err.count("\n") == 1
 
 
+def test_a_plugin_that_cannot_start_is_told_in_one_line(tmp_path):
+    """As CUDA's on a machine without a driver: JAX goes on with what else it has."""
+    (tmp_path / "jax_plugins").mkdir()
+    fails = "def initialize():\n    raise RuntimeError('no driver\\nis here')\n"
+    (tmp_path / "jax_plugins" / "broken.py").write_text(fails)
+    script = (
+        "from jaxrl_scale.parallel import backend; "
+        "print(backend.find_devices()[0].platform, backend.logging.getLogger('jax').handlers)"
+    )
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    environment.pop("JAX_PLATFORMS")  # with "cpu" JAX asks no plugin
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.endswith(" []\n")  # JAX's logger is left as it was
+    assert done.stderr == "JAX goes on without a plugin that cannot start: no driver is here\n"
+
+
 def test_this_jax_has_the_private_names_by_which_processes_share_compiled_programs():
     """Where it fails, nothing breaks: every process compiles for itself."""
     for name in ("custom_hook", "_hash_accelerator_config", "_hash_devices"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 
 from jaxrl_scale import NO_LOOP_KERNELS
 from jaxrl_scale.config import Config
-from jaxrl_scale.errors import RunError, how_many
+from jaxrl_scale.errors import RunError, how_many, one_line
 from jaxrl_scale.learning import products
 from jaxrl_scale.options import largest_divisor
 from jaxrl_scale.parallel.hosts import Hosts
@@ -118,12 +119,38 @@ def _flags_were_read(device: jax.Device) -> bool:
     return "xla_cpu_small_call" not in str(jax.jit(loop).lower(3).compile().as_text())
 
 
+class _InOneLine(logging.Formatter):
+    """What JAX logs, without tracebacks: a plugin for GPUs that cannot start, as CUDA's on a
+    machine without a driver, is left out, and the other devices are used."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        if not record.exc_info or not record.exc_info[1]:
+            return record.getMessage()
+        return f"JAX goes on without a plugin that cannot start: {one_line(record.exc_info[1])}"
+
+
+@contextmanager
+def _logged_in_one_line() -> Iterator[None]:
+    """Show what JAX logs as `_InOneLine`, unless the user has chosen how it is shown."""
+    logger, handler = logging.getLogger("jax"), logging.StreamHandler()
+    handler.setFormatter(_InOneLine())
+    if logger.hasHandlers():
+        yield
+        return
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
 def find_devices() -> list[jax.Device]:
     """The devices of all processes. Raises `RunError` where JAX_PLATFORMS asks for one that JAX
     does not find here."""
     asked = os.environ.get("JAX_PLATFORMS", "")
     try:
-        return jax.devices()
+        with _logged_in_one_line():
+            return jax.devices()
     except (RuntimeError, AssertionError) as error:  # JAX asserts that a GPU was found
         if not asked:
             raise
