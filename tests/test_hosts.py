@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import importlib.util
 import json
 import os
 import random
@@ -190,11 +191,14 @@ def test_what_processes_see_together_they_share_out(owned, shares):
 
 @pytest.fixture
 def nvidia_smi(tmp_path, monkeypatch):
-    """Sets what the driver's own command prints; this machine may have neither GPU nor driver."""
+    """Sets what the driver's own command prints; this machine may have neither GPU nor driver, nor
+    a JAX that knows of them."""
 
-    def prints(text):
+    def prints(text, first=""):
         command = tmp_path / "nvidia-smi"
-        command.write_text(f"#!/bin/sh\ncat <<END\n{text}END\n")
+        command.write_text(f"#!/bin/sh\n{first}\ncat <<END\n{text}END\n")
+        (tmp_path / "jax_plugins").mkdir()
+        monkeypatch.syspath_prepend(tmp_path)
         command.chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
         for name in ("CUDA_VISIBLE_DEVICES", "JAX_PLATFORMS"):
@@ -219,6 +223,23 @@ def test_the_gpus_that_a_process_sees(nvidia_smi, monkeypatch, environment, seen
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert machine.visible_gpus() == seen
+
+
+def test_a_jax_without_plugins_sees_no_gpu(nvidia_smi, tmp_path):
+    nvidia_smi("GPU 0: NVIDIA GeForce RTX 4090 (UUID: GPU-a)\n")
+    assert machine.visible_gpus() == ["GPU-a"]
+    (tmp_path / "jax_plugins").rmdir()
+    importlib.invalidate_caches()
+    if importlib.util.find_spec("jax_plugins"):
+        pytest.skip("JAX has a plugin here")
+    assert machine.visible_gpus() == []
+
+
+def test_a_driver_that_does_not_answer_is_told_in_one_line(nvidia_smi, monkeypatch):
+    nvidia_smi("GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-a)\n", first="exec sleep 100")
+    monkeypatch.setattr(machine, "_PATIENCE", 0.1)
+    with pytest.raises(RunError, match=r"nvidia-smi -L, .* has not ended after 0\.1 s; JAX_PLATF"):
+        machine.visible_gpus()
 
 
 MIG = """GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-a)

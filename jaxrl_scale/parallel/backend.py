@@ -171,7 +171,7 @@ def _span(hosts: Hosts) -> int:
     if seen[1] and not own_gpus:
         raise RunError(
             f"no GPU is left for this process: others share the {len(seen[1])} here; "
-            "start at most one process a GPU"
+            "start at most one process a GPU, or train on the CPU by JAX_PLATFORMS=cpu"
         )
     fewest = max(1, min(map(len, own_cores)))
     if jax.distributed.is_initialized():  # for an earlier run of the same processes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import itertools
 import os
 import re
@@ -20,6 +21,9 @@ import jax
 import psutil
 
 from jaxrl_scale.errors import RunError
+
+_PATIENCE = 60
+"""Seconds in which the driver has to list the GPUs."""
 
 
 def visible_cores() -> list[int]:
@@ -60,15 +64,23 @@ def processor_features() -> str:
 
 def visible_gpus() -> list[str]:
     """The UUIDs of the NVIDIA GPUs that this process may use, in the order in which CUDA numbers
-    them.
+    them. There are none for a JAX without a plugin, which sees CPUs alone.
 
     A GPU that is divided into instances (MIG) is not there itself, but its instances are. CUDA lets
     a process use one instance, and no GPU beside it.
     """
     command = shutil.which("nvidia-smi")
-    if command is None or os.environ.get("JAX_PLATFORMS", "").startswith("cpu"):
+    for_cpus = os.environ.get("JAX_PLATFORMS", "").startswith("cpu")
+    # JAX looks for its plugins, CUDA's among them, in this package.
+    if command is None or for_cpus or importlib.util.find_spec("jax_plugins") is None:
         return []
-    done = subprocess.run([command, "-L"], capture_output=True, text=True, timeout=60)
+    try:
+        done = subprocess.run([command, "-L"], capture_output=True, text=True, timeout=_PATIENCE)
+    except subprocess.TimeoutExpired:
+        raise RunError(
+            f"{command} -L, which lists the GPUs, has not ended after {_PATIENCE} s; JAX_PLATFORMS="
+            "cpu trains without them"
+        ) from None
     gpus: list[tuple[str, list[str]]] = []  # each with its instances, in indented lines below it
     for line in done.stdout.splitlines():
         if found := re.search(r"UUID: (\S+?)\)", line):
