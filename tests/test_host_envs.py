@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import os
 import re
+import subprocess
 import sys
 import threading
 import time
@@ -313,6 +315,25 @@ def test_two_simulators_of_half_the_seeds_do_what_one_of_all_does(name, monkeypa
 
         monkeypatch.setattr(envpool, "make_gymnasium", numbered_by_the_pool)
         assert not same(play(env, SEEDS, steps), halves(threads=2))
+
+
+@needs_envpool
+def test_envpool_gives_matplotlib_no_folder_that_all_users_share():
+    """Whoever imported it second on a machine read warnings in every command that drew."""
+    script = """
+import os
+before = dict(os.environ)
+from jaxrl_scale import envs
+envs.make("CoinrunEasy-v0")
+import matplotlib
+print(matplotlib.get_configdir(), matplotlib.get_cachedir())
+print({name for name in os.environ if name.startswith("MPL") and name not in before})
+"""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("MPL")}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert "envpool" not in done.stdout
+    assert done.stdout.endswith("\nset()\n")
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -17,7 +17,10 @@ import dataclasses
 import functools
 import importlib.metadata
 import importlib.util
+import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -185,9 +188,27 @@ def _action(id: str, spec: Any) -> Discrete | Box:
 def _envpool_module() -> Any:
     for library in _qt_libraries():
         ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
-    import envpool
-
+    with _matplotlib_left_alone():
+        import envpool
     return envpool
+
+
+@contextmanager
+def _matplotlib_left_alone() -> Iterator[None]:
+    """While it is imported, EnvPool gives Matplotlib a folder in /tmp, the same for all users of a
+    machine, where only the first of them may write. Matplotlib keeps the folders that it has been
+    asked for before, and other processes shall not inherit that one."""
+    import matplotlib
+
+    matplotlib.get_configdir(), matplotlib.get_cachedir()
+    names = ("MPLBACKEND", "MPLCONFIGDIR")
+    before = {name: os.environ[name] for name in names if name in os.environ}
+    try:
+        yield
+    finally:
+        for name in names:
+            os.environ.pop(name, None)
+        os.environ.update(before)
 
 
 def _envpool(id: str) -> Any:
