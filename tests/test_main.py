@@ -2,8 +2,10 @@
 
 import argparse
 import importlib
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +16,7 @@ import pytest
 
 from jaxrl_scale import __main__ as package
 from jaxrl_scale import commands
-from jaxrl_scale.config import files
+from jaxrl_scale.config import Config, files
 from jaxrl_scale.errors import INPUT_OUTPUT_ERROR
 
 train_module = importlib.import_module("jaxrl_scale.train")
@@ -32,6 +34,48 @@ def test_all_commands_are_listed_and_each_has_a_help(capsys):
     folder = Path(package.__file__).parent
     runnable = {path.stem for path in folder.glob("*.py") if "sys.exit(main())" in path.read_text()}
     assert runnable - {"__main__"} == set(package.COMMANDS)
+
+
+AS_A_USER = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] * (os.geteuid() == 0)
+"""Before a command of root's: it may read no more than the files allow."""
+
+CALLS = """
+from pathlib import Path
+import jax, numpy
+from jaxrl_scale import __main__ as package
+from jaxrl_scale.loop.programs import Programs
+
+for call in (
+    "train --config=private/mine.py", "sweep --sweep=private/mine.py", "train --resume=private/run",
+    "evaluate private", "evaluate run", "export run",
+):
+    print(call, package.main(call.split()))
+find = Programs(Path("private"), "all that it follows from", True, False)
+trace = lambda: jax.jit(lambda x: x + 1).lower(numpy.float32(0)).compile
+print(find(("tiny",), jax.devices(), trace)()(numpy.float32(3)))
+"""
+
+
+def test_what_the_user_may_not_read_is_told_in_one_line(tmp_path):
+    """And a compilation cache that may not be read is as good as none."""
+    if AS_A_USER and shutil.which("setpriv") is None:
+        pytest.skip("needs setpriv (Debian: util-linux)")
+    private, run = tmp_path / "private", tmp_path / "run"
+    private.mkdir()
+    (run / "checkpoints" / "5").mkdir(parents=True)
+    (run / "config.json").write_text(json.dumps(files.to_json(Config(devices=1))))
+    for closed in (private, run / "checkpoints" / "5"):
+        closed.chmod(0)
+    command = [*AS_A_USER, sys.executable, "-c", CALLS]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    for closed in (private, run / "checkpoints" / "5"):
+        closed.chmod(0o700)
+    *statuses, number = done.stdout.splitlines()
+    assert [line.split()[-1] for line in statuses] == ["2", "2", "2", "2", "74", "74"], done.stderr
+    assert number == "4.0"
+    errors = done.stderr.splitlines()
+    assert len(errors) == len(statuses)
+    assert all(x.startswith("error: ") and x.endswith("Permission denied") for x in errors)
 
 
 def test_a_command_that_does_not_exist_is_answered_with_the_nearest(capsys):

@@ -47,11 +47,14 @@ def returned_by(path: Path, kind: str, folder: Path, name: str, wanted: type, sa
     """
     path = Path(os.path.expanduser(path))
     what = f"{kind} {path}"
-    if path.is_dir():
-        raise RunError(f"{what} is a directory; give one of its Python files")
-    if not path.is_file():
-        near = _nearest_path(path, "*.py") or _of_the_name(path, folder)
-        raise RunError(f"{what} does not exist{near}")
+    try:
+        if path.is_dir():
+            raise RunError(f"{what} is a directory; give one of its Python files")
+        if not path.is_file():
+            near = _nearest_path(path, "*.py") or _of_the_name(path, folder)
+            raise RunError(f"{what} does not exist{near}")
+    except PermissionError as error:
+        raise RunError(f"{what} cannot be read: {error.strerror}") from None
     try:
         function = runpy.run_path(str(path)).get(name)
         value = function() if callable(function) else None

@@ -74,7 +74,8 @@ class Programs:
         """
         text = "\n".join((self._follows_from, *called))
         path = self._folder / hashlib.sha256(text.encode()).hexdigest()
-        compile = None if path.exists() else trace()  # a file that is there is mostly whole
+        # A file that is there is mostly whole; a folder that may not be read is as good as none.
+        compile = None if os.path.exists(path) else trace()
 
         def find_or_compile() -> jax.stages.Compiled:
             if (found := _read(path, devices)) is not None:
