@@ -33,6 +33,7 @@ from jaxrl_scale.portable import numpy_text, onnx_graph, program
 from jaxrl_scale.records.run_directory import io_errors, replace_file, short
 
 FORMS = ("policy.py", "policy.npz", "policy.stablehlo", "policy.onnx")
+"""All files that an export may have written."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -78,8 +78,8 @@ def visible_gpus() -> list[str]:
         done = subprocess.run([command, "-L"], capture_output=True, text=True, timeout=_PATIENCE)
     except subprocess.TimeoutExpired:
         raise RunError(
-            f"{command} -L, which lists the GPUs, has not ended after {_PATIENCE} s; JAX_PLATFORMS="
-            "cpu trains without them"
+            f"{command} -L, which lists the GPUs, has not ended after {_PATIENCE} s; "
+            "JAX_PLATFORMS=cpu trains without them"
         ) from None
     gpus: list[tuple[str, list[str]]] = []  # each with its instances, in indented lines below it
     for line in done.stdout.splitlines():
