@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from running import differing, forget_programs, run, runner_of
-from targets import TARGETS
+from targets import TARGETS, WITH_JAX_0_11
 
 from jaxrl_scale.config import files
 from jaxrl_scale.loop.evaluator import Evaluator
@@ -48,4 +49,6 @@ def test_many_seeds_reach_the_score_and_no_more_fail_than_are_known_to(name):
     result = summarize(play(runner.fetch_actor(state), runner.agents.seeds))
     print(name, result["iqm"], result["ci95"], np.min(result["per_agent"]))
     assert result["iqm"] >= target.iqm
-    assert sum(x < target.target for x in result["per_agent"]) <= target.failures
+    newer = WITH_JAX_0_11 if jax.__version_info__ >= (0, 11) else {}
+    failures = newer.get(name, target.failures)
+    assert sum(x < target.target for x in result["per_agent"]) <= failures
