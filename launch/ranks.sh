@@ -131,8 +131,12 @@ ranks=() stopping='' tick='' deadline='' status=0
 trap signalled TERM HUP USR1 USR2
 trap 'signalled INT' INT
 touch "$logs/0.log" || exit 74
+# macOS has bash 3.2, which cannot wait for any of several, and a tail that knows no --pid.
+case $BASH_VERSION in 3.* | 4.[0-2].*) any='' ;; *) any=-n ;; esac
+follow=(tail)
+tail --pid=$$ -n 0 /dev/null 2>/dev/null && follow+=("--pid=$$")
 # A signal to all processes of a job does not end it: rank 0 still has to say how it was saved.
-(trap '' TERM HUP INT USR1 USR2 && exec tail --pid=$$ -c "+$(($(wc -c <"$logs/0.log") + 1))" -f "$logs/0.log") &
+(trap '' TERM HUP INT USR1 USR2 && exec "${follow[@]}" -c "+$(($(wc -c <"$logs/0.log") + 1))" -f "$logs/0.log") &
 tail=$!
 disown
 rm -f "$logs"/*.pid
@@ -147,7 +151,7 @@ while [ ${#ranks[@]} -gt 0 ]; do
   # For any of them, or a signal; but for two seconds at most, since bash does not tell here of a
   # rank whose end it has noticed while it waited for something else.
   kill -0 "$tick" 2>/dev/null || { sleep 2 >/dev/null 2>&1 & tick=$!; }
-  wait -n 2>/dev/null
+  wait "${any:-$tick}" 2>/dev/null
   for rank in "${!ranks[@]}"; do
     kill -0 "${ranks[rank]}" 2>/dev/null && continue
     wait "${ranks[rank]}" 2>/dev/null

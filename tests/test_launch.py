@@ -214,6 +214,21 @@ def test_ranks_are_told_where_they_stand_and_log_apart(ranks):
     assert {p.name for p in (run_dir / "ranks").iterdir()} == {"0.log", "1.log"}
 
 
+def test_ranks_are_looked_after_with_the_bash_and_the_tail_of_macos(ranks, tmp_path):
+    (tmp_path / "bin").mkdir()
+    tail = 'case $1 in --*) exit 1 ;; esac\nPATH=${PATH#*:} exec tail "$@"'
+    program(tmp_path / "bin" / "tail", tail)
+    (tmp_path / "3.2").write_text(
+        'BASH_VERSION=3.2.57; wait() { [ "$1" != -n ] && builtin wait "$@"; }'
+    )
+    macos = {"PATH": f"{tmp_path / 'bin'}{os.pathsep}{ranks.environment['PATH']}"}
+    macos["BASH_ENV"] = str(tmp_path / "3.2")
+    done = ranks.run("a", "b", "--", "--run_dir=r", XLA_ACCIDENT='{"1": 3}', **macos)
+    assert done.status == 3
+    assert eval(done.out)["rank"] == "0"
+    assert len(done.err.splitlines()) == 1
+
+
 def test_ranks_are_given_the_variables_that_matter_and_no_key(ranks, tmp_path):
     """By a remote shell that hands on nothing by itself. Command lines can be read by everybody."""
     lines, own = tmp_path / "lines", tmp_path / "own"
