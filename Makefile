@@ -9,7 +9,7 @@ EXTRA  ?=
 WHEELS ?=
 # PYTHON is the interpreter that .venv is made with. Not given: the first of these that is new
 # enough. Given: that one, and an existing .venv of another version is made anew.
-CANDIDATES := $(or $(PYTHON),python3 python3.13 python3.12 python3.11)
+CANDIDATES := $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11)
 
 comma := ,
 space := $(subst ,, )

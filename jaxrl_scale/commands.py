@@ -67,12 +67,11 @@ def run(
         if not _unread(sys.stdout):
             raise
         return INPUT_OUTPUT_ERROR  # without a word, as of every program before `| head`
-    except PermissionError as error:
-        if error.filename is None:  # of no file: a bug
-            raise
-        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
-        return INPUT_OUTPUT_ERROR
     except OSError as error:
+        refused = errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP
+        if error.errno in refused and error.filename is not None:
+            print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+            return INPUT_OUTPUT_ERROR
         full = errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO
         if error.errno not in full or error.filename is not None:  # of a file: a bug
             raise

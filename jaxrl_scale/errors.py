@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import os
 import signal
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 
 FINISHED = 0
 BUG = 1
@@ -55,6 +58,13 @@ class RunError(ValueError):
     def __init__(self, message: str, status: int = MISTAKE):
         super().__init__(message)
         self.status = status
+
+
+def raise_if_hidden(path: Path) -> None:
+    """Raise the `OSError` of a path that cannot be looked up: it is too long, or in a folder that
+    this user may not read. From Python 3.14 on `Path.exists` says that nothing is there."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        os.stat(path)
 
 
 def one_line(text: object) -> str:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from jaxrl_scale import commands
 from jaxrl_scale.config.command_line import written
-from jaxrl_scale.errors import RunError
+from jaxrl_scale.errors import RunError, raise_if_hidden
 from jaxrl_scale.records import past_run
 from jaxrl_scale.records.past_run import PastRun
 from jaxrl_scale.records.rows import centre
@@ -183,6 +183,7 @@ def _command(argv: list[str]) -> int:
     )
     args = parser.parse_args(argv)
     for folder in args.folders:
+        raise_if_hidden(folder)
         if not folder.is_dir():
             what = "is not a folder" if folder.exists() else "does not exist"
             raise RunError(f"{folder} {what}; give a folder with run directories")

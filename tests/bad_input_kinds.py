@@ -211,7 +211,10 @@ def command_line() -> Iterator[Kind]:
     yield Kind("command line", ("--run_dir=there",), cannot, status=74, files=file)
     yield Kind("command line", ("--run_dir=there/in",), cannot, status=74, files=file)
     yield Kind("command line", ("--run_dir=/proc/x/y",), cannot, status=74)
-    yield Kind("command line", (f"--run_dir={'x' * 300}",), "", status=74)
+    long = "File name too long"
+    yield Kind("command line", (f"--run_dir={'x' * 300}",), long, status=74)
+    yield Kind("command line", (f"--config={'x' * 300}",), f"cannot be read: {long}")
+    yield Kind("command line", (f"--resume={'x' * 300}",), f"cannot be read: {long}")
     yield Kind("command line", ("--run_dir=",), "run_dir='' should be", files=folder)
     yield Kind("command line", ("--resume=there",), "there is a file", files=file)
     yield Kind("command line", ("--resume=there",), "has no config.json", files=folder)

@@ -25,7 +25,7 @@ from running import run, small
 
 from jaxrl_scale import envs
 from jaxrl_scale.config import Config
-from jaxrl_scale.envs import games, scores
+from jaxrl_scale.envs import envpool_adapter, games, scores
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.loop import host_rollout
 from jaxrl_scale.loop.agent import Agent
@@ -143,6 +143,20 @@ def test_a_wrong_option_is_refused_before_envpool_sees_it(name, kwargs, said):
 def test_without_envpool_one_line_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "envpool", None)
     with pytest.raises(RunError, match=r"not installed: make install EXTRA=envpool \(or pip"):
+        envs.make("Pong-v5")
+
+
+@pytest.mark.parametrize(
+    ("library", "brings"),
+    [("libEGL.so.1", "apt install libegl1 "), ("libQt5Gui.so.5", "make install EXTRA=envpool")],
+)
+@needs_envpool
+def test_a_library_that_envpool_misses_is_told_with_what_brings_it(monkeypatch, library, brings):
+    def module():
+        raise ImportError(f"{library}: cannot open shared object file: No such file or directory")
+
+    monkeypatch.setattr(envpool_adapter, "_envpool_module", module)
+    with pytest.raises(RunError, match=rf"cannot be loaded: {library}: .*; .*{brings}"):
         envs.make("Pong-v5")
 
 

@@ -2,6 +2,7 @@
 
 import json
 import runpy
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from jaxrl_scale import evaluate, load
 from jaxrl_scale.config import files
+from jaxrl_scale.errors import RunError
 from jaxrl_scale.records import array_folder, checkpoint
 
 ROOT = Path(__file__).parent.parent
@@ -26,10 +28,20 @@ def about(name):
 def test_a_policy_scores_in_gymnasium_what_it_is_said_to(name):
     said = about(name)["gymnasium"]
     assert said["mean"] > GOOD[name]
+    if name == "lunar_lander":
+        pytest.importorskip("Box2D")
     returns = load(ZOO / name).evaluate_in_gymnasium(24)
     low, high = said["ci95"]
     error = (high - low) / (2 * 1.96) * np.sqrt(said["episodes"] / returns.size)
     assert abs(returns.mean() - said["mean"]) <= 4 * error
+
+
+def test_without_box2d_one_line_says_that_gymnasium_needs_it(monkeypatch):
+    for module in [name for name in sys.modules if name.startswith("gymnasium.envs.box2d")]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "Box2D", None)
+    with pytest.raises(RunError, match=r"^LunarLander-v3 in .* Box2D is not installed"):
+        load(ZOO / "lunar_lander").make_in_gymnasium()
 
 
 @pytest.mark.quickly

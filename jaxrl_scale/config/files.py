@@ -13,7 +13,7 @@ from typing import Any
 from jaxrl_scale import algos
 from jaxrl_scale.config import Config, check
 from jaxrl_scale.config.shipped import FOLDER, config_file
-from jaxrl_scale.errors import RunError, closest, in_words, nearest, one_line
+from jaxrl_scale.errors import RunError, closest, in_words, nearest, one_line, raise_if_hidden
 from jaxrl_scale.options import given_path
 from jaxrl_scale.user_code import describe
 
@@ -48,12 +48,13 @@ def returned_by(path: Path, kind: str, folder: Path, name: str, wanted: type, sa
     path = Path(os.path.expanduser(path))
     what = f"{kind} {path}"
     try:
+        raise_if_hidden(path)
         if path.is_dir():
             raise RunError(f"{what} is a directory; give one of its Python files")
         if not path.is_file():
             near = _nearest_path(path, "*.py") or _of_the_name(path, folder)
             raise RunError(f"{what} does not exist{near}")
-    except PermissionError as error:
+    except OSError as error:
         raise RunError(f"{what} cannot be read: {error.strerror}") from None
     try:
         function = runpy.run_path(str(path)).get(name)
@@ -149,6 +150,7 @@ def _tuples(data: dict[str, Any]) -> dict[str, Any]:
 def read_config(path: Path) -> Config:
     """The config of a run, checked; ``path`` is the ``config.json`` in its run directory."""
     try:
+        raise_if_hidden(path)
         if path.parent.is_file():
             raise RunError(f"{path.parent} is a file; give the run directory that holds it")
         if not path.parent.is_dir():
@@ -158,7 +160,7 @@ def read_config(path: Path) -> Config:
             runs = sorted(path.parent.glob(f"*/{path.name}"))  # of a sweep, or runs/ itself
             hint = f", but it holds runs, such as {runs[0].parent}" if runs else ""
             raise RunError(f"{path.parent} is not a run directory: it has no {path.name}{hint}")
-    except PermissionError as error:
+    except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror}") from None
     try:
         config = from_json(json.loads(path.read_text()))

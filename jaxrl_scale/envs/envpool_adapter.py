@@ -184,6 +184,11 @@ def _action(id: str, spec: Any) -> Discrete | Box:
     return Box(float(low[0]), float(high[0]), shape)
 
 
+_DEBIAN = "libegl1 libgl1 libopengl0 libglib2.0-0"
+"""The packages that have what the wheels of EnvPool and its Qt take from the system. A small image
+or a server without a screen may lack them."""
+
+
 @functools.cache
 def _envpool_module() -> Any:
     for library in _qt_libraries():
@@ -219,9 +224,11 @@ def _envpool(id: str) -> Any:
     try:
         return _envpool_module()
     except (ImportError, OSError) as error:
+        brought = f"its extra brings what it needs: {install}"
+        if "cannot open shared object file" in str(error) and "libQt5" not in str(error):
+            brought = f"that is a library of the system (Debian, Ubuntu: apt install {_DEBIAN})"
         raise RunError(
-            f"environment {id!r}: EnvPool cannot be loaded: {one_line(error)}; its extra brings "
-            f"what it needs: {install}"
+            f"environment {id!r}: EnvPool cannot be loaded: {one_line(error)}; {brought}"
         ) from error
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from jaxrl_scale import envs
 from jaxrl_scale.config import Config, files
 from jaxrl_scale.envs.draw import side_by_side
-from jaxrl_scale.errors import RunError, how_many
+from jaxrl_scale.errors import RunError, how_many, one_line
 from jaxrl_scale.loop import host_rollout, rollout
 from jaxrl_scale.loop.evaluator import LONGEST_EPISODE, make_evaluator
 from jaxrl_scale.loop.host_runner import HostRunner
@@ -175,7 +175,8 @@ class Agent:
     def make_in_gymnasium(self) -> Any:
         """The environment of real Gymnasium that ours reproduces, with the same parameters.
 
-        Raises `RunError` where there is none, or none with such parameters.
+        Raises `RunError` where there is none, or none with such parameters, or where a package that
+        it needs is not installed.
         """
         import gymnasium
 
@@ -187,6 +188,8 @@ class Agent:
             return gymnasium.make(name, **kwargs)
         except TypeError as error:
             raise RunError(f"{name} in Gymnasium cannot be made with {kwargs}: {error}") from None
+        except gymnasium.error.DependencyNotInstalled as error:
+            raise RunError(f"{name} in Gymnasium cannot be made: {one_line(error)}") from None
 
     def _play_in_gymnasium(self, games: Any, agent: int, greedy: bool) -> np.ndarray:
         self.index = agent

@@ -36,7 +36,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_scale.errors import RunError, one_line
+from jaxrl_scale.errors import RunError, one_line, raise_if_hidden
 
 FILE, RECORD = "arrays.npz", "record.json"
 _EARLIER_FORMAT = "_METADATA"  # a file that orbax writes beside arrays in its own format
@@ -61,6 +61,7 @@ def write(path: Path, arrays: Mapping[str, np.ndarray], record: dict[str, Any]) 
 
 def read_record(path: Path) -> dict[str, Any]:
     """The record of a folder. Raises `Damage`."""
+    raise_if_hidden(path / FILE)
     if (path / _EARLIER_FORMAT).exists() and not (path / FILE).exists():
         raise RunError(
             f"{path} was written by an earlier version of jaxrl_scale in a format that this "

@@ -32,7 +32,7 @@ from typing import Any
 
 from jaxrl_scale.config import Config
 from jaxrl_scale.config.files import to_json
-from jaxrl_scale.errors import INPUT_OUTPUT_ERROR, MISTAKE, RunError
+from jaxrl_scale.errors import INPUT_OUTPUT_ERROR, MISTAKE, RunError, raise_if_hidden
 from jaxrl_scale.parallel.hosts import Hosts
 from jaxrl_scale.records import checkpoint
 from jaxrl_scale.records.provenance import describe_process
@@ -146,6 +146,7 @@ def refuse_run(folder: Path, option: str = "--run_dir") -> None:
 def open_existing(path: Path) -> RunDirectory:
     """The directory of a run that is to be resumed. Raises `RunError` if it holds no run."""
     path = _absolute(path)
+    raise_if_hidden(path)
     if not path.is_dir():
         raise RunError(f"{short(path)} does not exist, so there is no run to resume")
     if not (path / "config.json").is_file():
