@@ -193,6 +193,10 @@ class Slurm:
         with contextlib.ExitStack() as stack:
             self.folder = stack.enter_context(temporary_folder())
             self._conf = self.folder / "slurm.conf"
+            version = subprocess.run(["slurmd", "-V"], capture_output=True, text=True).stdout
+            if int(re.search(r"(\d+)\.", version)[1]) > 22:
+                # It looks for control groups otherwise, and does not take those of every machine.
+                (self.folder / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
             self._conf.write_text(self._configuration())
             self._daemons: dict[str, subprocess.Popen[bytes]] = {}
             stack.callback(lambda: [daemon.wait() for daemon in self._daemons.values()])
