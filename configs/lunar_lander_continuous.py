@@ -5,7 +5,8 @@
 Training takes 5,000,000 steps; eight agents took two minutes together on two cores. Seeds 0 to 7
 have an interquartile mean of 285.4 here (worst 261.4; 128 episodes each) and of 283.4 in real
 Gymnasium (worst 253.4; 100 episodes each). The settings were chosen on seeds 0 and 1. With a
-discount of 0.999 and minibatches of 2,048 these two ended at 119 and 249: they learned to hover for whole episodes before they learned to land.
+discount of 0.999 and minibatches of 2,048 these two ended at 119 and 249: they learned to hover for
+whole episodes before they learned to land.
 """
 
 from jaxrl_scale.algos import ppo
