@@ -20,6 +20,7 @@ from jaxrl_scale.parallel.placement import Placement
 os.environ["XLA_FLAGS"] += " " + running.WITHOUT_EMITTERS  # before the first device is used
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_disable_most_optimizations", True)
+jax.devices()  # or the first test that trains or loads starts JAX, with one device for each core
 gc.set_threshold(50_000, 20, 100)  # as the commands do
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 

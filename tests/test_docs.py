@@ -3,7 +3,6 @@
 import re
 from pathlib import Path
 
-import jax
 import pytest
 
 from jaxrl_scale import __main__ as package
@@ -62,7 +61,6 @@ def test_each_name_beside_one_of_stable_baselines_is_an_option(heading, algo):
 
 
 def test_the_lines_of_python_for_users_of_stable_baselines_run(tmp_path, monkeypatch, capsys):
-    assert len(jax.devices()) == 8  # or training would start JAX, with one device for each core
     monkeypatch.chdir(tmp_path)
     (cell,) = re.findall(r"```python\n(.*?)```", SB3, re.DOTALL)
     small = "config.replace(seed=1, wandb='disabled', num_envs=8, rollout_length=32, iterations=2"

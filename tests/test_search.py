@@ -58,12 +58,6 @@ needs_optuna = pytest.mark.skipif(
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.py"))
 
 
-@pytest.fixture(autouse=True)
-def all_devices():
-    """Those of conftest.py, before a sweep in this process could ask for fewer."""
-    assert len(jax.devices()) == 8
-
-
 # --- what is drawn --------------------------------------------------------------------------
 
 
