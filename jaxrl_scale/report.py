@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxrl_scale import commands
-from jaxrl_scale.errors import RunError, how_many, one_line
+from jaxrl_scale.errors import INPUT_OUTPUT_ERROR, RunError, how_many, one_line
 from jaxrl_scale.figures.pages import actions, render
 from jaxrl_scale.figures.report_plots import (
     Drawn,
@@ -250,8 +250,11 @@ def _value(value: Any) -> str:
 def report(paths: Sequence[Path], out: Path | None = None, episodes: int = 4) -> list[Path]:
     """Write the report and its images; returns the files, the HTML last."""
     shown = read_runs(paths)
-    out = out or (shown[0].run.path if len(shown) == 1 else Path("report")) / "report.html"
-    return write(shown, _html_file(out), episodes)
+    file = _html_file(out or (shown[0].run.path if len(shown) == 1 else Path("report")))
+    if file.parent.exists() and not os.access(file.parent, os.W_OK):  # somebody else's run
+        message = f"cannot write {short(file)}: Permission denied; --out=FILE names another place"
+        raise RunError(message, INPUT_OUTPUT_ERROR)
+    return write(shown, file, episodes)
 
 
 def _html_file(out: Path) -> Path:

@@ -7,6 +7,7 @@ import functools
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import pytest
 import warm
 from running import WITHOUT_EMITTERS
 
@@ -35,6 +37,14 @@ PATIENCE = 300  # seconds; the machine may be busy with other things
 QUICKLY = {"XLA_FLAGS": f"--xla_backend_optimization_level=0 {WITHOUT_EMITTERS}"}
 """The environment of a process that compiles what nothing else does, and of which no bits are
 compared: XLA leaves most of its optimisation out."""
+
+
+def as_a_user() -> list[str]:
+    """What comes before a command: root's may read and write no more than the files allow."""
+    if os.geteuid() == 0 and shutil.which("setpriv") is None:
+        pytest.skip("needs setpriv (Debian: util-linux)")
+    return ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] * (os.geteuid() == 0)
+
 
 # One small program for most tests: XLA compiles it once for each number of devices. All else is as
 # in Config: there is no "env" (it is CartPole-v1), with which the settings of a file would come.

@@ -5,13 +5,13 @@ import importlib
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import jax
+import processes
 import pytest
 
 from jaxrl_scale import __main__ as package
@@ -36,9 +36,6 @@ def test_all_commands_are_listed_and_each_has_a_help(capsys):
     assert runnable - {"__main__"} == set(package.COMMANDS)
 
 
-AS_A_USER = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] * (os.geteuid() == 0)
-"""Before a command of root's: it may read no more than the files allow."""
-
 CALLS = """
 from pathlib import Path
 import jax, numpy
@@ -58,15 +55,13 @@ print(find(("tiny",), jax.devices(), trace)()(numpy.float32(3)))
 
 def test_what_the_user_may_not_read_is_told_in_one_line(tmp_path):
     """And a compilation cache that may not be read is as good as none."""
-    if AS_A_USER and shutil.which("setpriv") is None:
-        pytest.skip("needs setpriv (Debian: util-linux)")
     private, run = tmp_path / "private", tmp_path / "run"
     private.mkdir()
     (run / "checkpoints" / "5").mkdir(parents=True)
     (run / "config.json").write_text(json.dumps(files.to_json(Config(devices=1))))
     for closed in (private, run / "checkpoints" / "5"):
         closed.chmod(0)
-    command = [*AS_A_USER, sys.executable, "-c", CALLS]
+    command = [*processes.as_a_user(), sys.executable, "-c", CALLS]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     for closed in (private, run / "checkpoints" / "5"):
         closed.chmod(0o700)

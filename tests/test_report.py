@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import processes
 import pytest
 from PIL import Image
 from scipy import stats
@@ -596,6 +597,16 @@ def test_a_place_that_cannot_be_written_is_one_line(tmp_path, capsys):
     assert report.main([str(run), "--episodes", "0", "--out", out]) == 74
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: cannot write ")
+
+
+def test_a_run_of_somebody_else_is_told_to_have_its_report_elsewhere(tmp_path):
+    run = make_run(tmp_path / "theirs")
+    run.chmod(0o500)
+    command = [*processes.as_a_user(), sys.executable, "-m", "jaxrl_scale.report", run]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (74, "", 1)
+    wanted = "theirs/report.html: Permission denied; --out=FILE names another place\n"
+    assert done.stderr.endswith(wanted)
 
 
 def test_help_explains_every_option(capsys):
