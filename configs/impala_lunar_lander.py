@@ -2,12 +2,15 @@
 
     python -m jaxrl_scale.train --config configs/impala_lunar_lander.py
 
-Training takes 12,000,000 steps; eight agents in one program take 5 minutes on two cores. The return
-is then about 256 here (158 and 198 for the worst of the 8 agents) and 252 in real Gymnasium (174).
-The same seeds rounded otherwise had about 262 (183 at worst), and before that 277. With
-half the steps it is about 220, and three of the agents end below 200. With a learning rate of 1e-3
-and more epochs or longer rollouts, agents learn faster and then become worse again, because nothing
-clips the steps of the policy.
+Training takes 12,000,000 steps; eight agents in one program take 7 minutes on two cores. The return
+is then about 267 here (221 for the worst of the 8 agents) and 264 in real Gymnasium (222). With
+8,000,000 steps it is about 252 (211). Of 16 other agents (seeds 3000 to 3015), with 6,000,000
+steps, none was below 218.
+
+Two sweeps with other seeds (1000 and 1001, 2000 to 2003) led to the settings. Nothing clips the
+steps of the policy, and what keeps them small is that gradients are short and the learning rate
+falls to 0. The entropy bonus matters, too: with 0.003, five of 12 agents ended below 200 with
+6,000,000 steps.
 """
 
 from jaxrl_scale.algos import impala
@@ -22,11 +25,13 @@ def get_config() -> Config:
         total_steps=12_000_000,
         algo=impala.Config(
             lag=1,
-            learning_rate=6e-4,
-            gamma=0.995,
-            vtrace_lambda=0.98,
+            learning_rate=1e-3,
+            lr_schedule="linear",
+            gamma=0.9975,
+            vtrace_lambda=0.975,
             minibatch_size=512,
-            entropy_coef=0.0,
+            entropy_coef=0.01,
+            max_grad_norm=0.06,
             normalize_observations=True,
             scale_rewards=True,
         ),

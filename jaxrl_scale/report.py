@@ -250,7 +250,7 @@ def _value(value: Any) -> str:
 def report(paths: Sequence[Path], out: Path | None = None, episodes: int = 4) -> list[Path]:
     """Write the report and its images; returns the files, the HTML last."""
     shown = read_runs(paths)
-    file = _html_file(out or (shown[0].run.path if len(shown) == 1 else Path("report")))
+    file = _html_file(out or (shown[0].run.path if len(shown) == 1 else Path("report/report.html")))
     if file.parent.exists() and not os.access(file.parent, os.W_OK):  # somebody else's run
         message = f"cannot write {short(file)}: Permission denied; --out=FILE names another place"
         raise RunError(message, INPUT_OUTPUT_ERROR)
