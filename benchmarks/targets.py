@@ -56,5 +56,5 @@ TARGETS = {
 
 WITH_JAX_0_11 = {"pqn_cartpole": 4}
 """How many of the seeds are known to fail with JAX 0.11, which rounds otherwise, where that is
-another number. Ape-X, SAC on LunarLanderContinuous, IMPALA on LunarLander with today's settings,
-and what takes over 15 minutes were not trained with it."""
+another number. Ape-X, SAC on LunarLanderContinuous, and what takes over 15 minutes were not trained
+with it."""
