@@ -162,7 +162,7 @@ class Config:
     portable: bool = option(
         False,
         "aim at the same bits on all x86 processors that have AVX2 and FMA, not only on those of "
-        "one kind (seen on AMD's Zen 4 and Zen 5), which is slower where a processor has more; on "
+        "one kind (seen on AMD's Zen 3, 4 and 5), which is slower where a processor has more; on "
         "CPUs, with exact sums",
     )
     matmul_precision: Literal["highest", "high", "default"] = option(
