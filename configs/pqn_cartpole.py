@@ -2,9 +2,12 @@
 
     python -m jaxrl_scale.train --config configs/pqn_cartpole.py
 
-Training takes 500,000 steps; 64 agents take 5 minutes together on one core. Of them 61 then
-reach a return of 490 or more (500 is the maximum), and the worst of the other three ends at 212.
-With 10 % of random actions until the end instead of 2 %, seven end below 490.
+Training takes 300,000 steps; 64 agents take three minutes together on two cores. Of them 62 then
+reach a return of 490 or more (500 is the maximum), and the other two 479 and 482. Half of the steps
+explore less and less, and agents balance the pole by then. Some forget it later, probably because
+gradients become so small that Adam makes large steps of the first larger one. So the learning
+rate falls to 0, Adam's epsilon is large, and training ends early. With a constant rate, γ 0.99,
+Adam's usual epsilon and 500,000 steps, nine of 32 end below 490 (λ 0.95) or five (λ 0.9).
 """
 
 from jaxrl_scale.algos import pqn
@@ -16,16 +19,19 @@ def get_config() -> Config:
         env="CartPole-v1",
         num_envs=64,
         rollout_length=32,
-        total_steps=500_000,
+        total_steps=300_000,
         target_return=475.0,
         activation="relu",
         algo=pqn.Config(
             learning_rate=1e-3,
-            return_lambda=0.9,
+            lr_schedule="linear",
+            gamma=0.995,
+            return_lambda=0.95,
             epsilon_end=0.02,
-            exploration_fraction=0.3,
+            exploration_fraction=0.5,
             epochs=4,
             minibatch_size=256,
+            optimizer_epsilon=1e-3,
             scale_rewards=True,
         ),
     )
