@@ -5,7 +5,7 @@
 #
 # A running one saves and goes on, as the same job, when so many nodes are free; one that waits will
 # start with so many. The learning is the same, to the last bit on CPUs. The number of processes must
-# divide num_shards (8, unless the config says otherwise).
+# divide num_shards (8, unless the config says otherwise) or num_seeds.
 
 job=$1 nodes=$2
 if [ $# -ne 2 ] || ! [ "$nodes" -gt 0 ] 2>/dev/null; then

@@ -156,7 +156,7 @@ def command_line() -> Iterator[Kind]:
         ("--algo.epochs=0", "algo.epochs=0 should be at least 1"),
         ("--algo.clip_epsilon=0", "algo.clip_epsilon=0.0 should be above 0"),
         ("--algo.max_grad_norm=0", "algo.max_grad_norm=0.0 should be above 0"),
-        ("--algo.target_kl=-1", "algo.target_kl=-1.0 should be at least 0"),
+        ("--algo.target_kl=-1", "algo.target_kl=-1.0 should be above 0"),
         ("--target_return=nan", "target_return=nan should be a finite number"),
         ("--start_timeout=0", "start_timeout=0.0 should be at least 1"),
         ("--heartbeat=1e9", "heartbeat=1000000000.0 should be at most"),

@@ -574,6 +574,7 @@ def test_what_an_environment_of_gymnasium_should_return_is_told(monkeypatch, res
     [
         ({"obs": spaces.Tuple([spaces.Discrete(2)])}, "observes Tuple.*; Discrete, and Box"),
         ({"act": spaces.MultiDiscrete([2, 2])}, r"acts in MultiDiscrete.*; Discrete, and Box"),
+        ({"act": spaces.Box(0, 3, (1,), np.int32)}, r"must be real, .*, and not int32"),
         ({"act": spaces.Box(np.array([0, 1]), np.array([2, 2]), dtype=float)}, "different bounds"),
     ],
 )

@@ -118,6 +118,34 @@ def test_an_environment_that_repeats_itself_otherwise_is_an_error(reference, mon
         shared_runner(CONFIG).place(half, str)
 
 
+def test_a_simulator_may_return_what_numpy_computes_with(reference, monkeypatch):
+    """Numbers of 64 bits: training, evaluation and a resume see those of 32."""
+    receive = Poles.receive
+
+    def exact(poles):
+        return np.array([pole.state for pole in poles.poles])
+
+    def received(poles):
+        step = receive(poles)
+        wide = {name: getattr(step, name).astype(float) for name in ("reward", "score")}
+        return step._replace(obs=exact(poles), **wide)
+
+    monkeypatch.setattr(Poles, "reset", exact)
+    monkeypatch.setattr(Poles, "receive", received)
+    half, _ = run(CONFIG, iterations=4)
+    end, _ = run(CONFIG, iterations=ITERATIONS - 4, state=half)
+    assert differing(reference[0], end) == []
+
+    seen = []
+
+    def act(t, obs, is_first):
+        seen.append(obs)
+        return np.zeros(len(obs), np.int32)
+
+    *_, (_, scores, _) = host_rollout.play(HostCartPole(limit=9), act, np.arange(2), 1, 9)
+    assert {x.dtype for x in (*seen, scores)} == {np.dtype(np.float32)}
+
+
 def test_an_agent_with_a_memory_among_others_is_the_single_run_of_its_seed():
     """Two devices share the shards of three agents."""
     algo = dataclasses.replace(CONFIG.algo, recurrent=True)

@@ -53,8 +53,9 @@ def twin_loss(policy, value, rollout, correction, rho_clip, c_clip):
                 continue
             log_prob = np.log(p[t, b, rollout.action[t, b]])
             ratio = np.exp(log_prob - rollout.extras[t, b])
-            weight = ratio if correction == "vtrace" else 1.0
-            rho, c = min(rho_clip, weight), min(c_clip, weight)
+            rho, c = min(rho_clip, ratio), min(c_clip, ratio)
+            if correction == "none":
+                rho, c = 1.0, 1.0
             if rollout.terminated[t, b]:
                 following, beyond = 0.0, 0.0
             elif rollout.truncated[t, b] or t == T - 1:

@@ -130,6 +130,18 @@ def test_rewritten_networks_have_the_values_and_gradients_of_the_originals(netwo
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), ours, theirs)
 
 
+def test_a_product_keeps_the_dtype_that_is_asked_for():
+    """Bytes of two are multiplied and added as those of four, not rounded in between."""
+    x = jax.random.normal(jax.random.key(0), (4, 512), jnp.bfloat16)
+
+    def product(x):
+        return jnp.matmul(x, x.T[:, :3], preferred_element_type=jnp.float32)
+
+    exact = jax.jit(products.exact(product))(x)
+    assert exact.dtype == jnp.float32
+    np.testing.assert_array_equal(exact, jax.jit(product)(x))
+
+
 class OfBytes(nn.Module):
     """A network for images as they are stored."""
 

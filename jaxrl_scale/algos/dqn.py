@@ -47,7 +47,7 @@ class Config:
     max_grad_norm: float | None = common.max_grad_norm(10.0)
     optimizer_epsilon: float = common.optimizer_epsilon()
     normalize_observations: bool = common.normalize_observations()
-    shard_losses: bool = option(False, "report the mean loss of every shard, too")
+    shard_losses: bool = option(False, "report every shard's part of the loss, too")
 
     depends_on_budget = property(q_learning.has_schedule)
 

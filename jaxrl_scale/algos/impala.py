@@ -81,14 +81,17 @@ def loss(
     # A network that forbids all actions for the zeros of a reset step has no log-probability there.
     log_ratio = jax.lax.stop_gradient(optim.masked(batch.valid, log_prob - batch.extras))
     ratio = jnp.exp(log_ratio)
+    weight, rho_clip, c_clip = ratio, options.rho_clip, options.c_clip
+    if options.correction == "none":
+        weight, rho_clip, c_clip = jnp.ones_like(ratio), jnp.inf, jnp.inf
     target, advantage = returns.vtrace(
         jax.lax.stop_gradient(value),
-        ratio if options.correction == "vtrace" else jnp.ones_like(ratio),
+        weight,
         batch,
         options.gamma,
         options.vtrace_lambda,
-        options.rho_clip,
-        options.c_clip,
+        rho_clip,
+        c_clip,
     )
     parts = {
         "policy_loss": -log_prob * advantage,

@@ -45,9 +45,9 @@ class Config:
     scale_rewards: bool = common.scale_rewards()
     target_kl: float | None = option(
         None,
-        "a gradient step beyond 1.5 times this KL divergence is undone, and no more follow in this "
-        "iteration",
-        low=0,
+        "make no more gradient steps in an iteration once the policy's KL divergence from the one "
+        "that acted, on the next minibatch, is above 1.5 times this",
+        above=0,
     )
 
     depends_on_budget = property(common.has_schedule)

@@ -103,25 +103,28 @@ def _check_host(what: str, env: Any) -> None:
 
 
 def check_seen(spec: EnvSpec, obs: Any, number: int, what: str = "") -> np.ndarray:
-    """What ``reset`` of a simulator of ``number`` environments has returned, if it fits."""
+    """What ``reset`` of a simulator of ``number`` environments has returned, if it fits, in the
+    dtype of the spec."""
     return _fitting(what or f"environment {spec.id!r}", "reset", "observations", obs, spec, number)
 
 
 def check_step(spec: EnvSpec, step: Any, number: int, what: str = "") -> HostStep:
-    """What ``receive`` of a simulator of ``number`` environments has returned, if it fits."""
+    """What ``receive`` of a simulator of ``number`` environments has returned, if it fits, in the
+    dtypes that `HostStep` and the spec name."""
     what = what or f"environment {spec.id!r}"
     if not isinstance(step, HostStep):
         raise RunError(
             f"{what}: receive returned a {_type_name(step)}; it should return a "
             "jaxrl_scale.types.HostStep"
         )
-    for name, x in step._asdict().items():
-        _fitting(what, "receive", name, x, spec, number)
-    return step
+    return HostStep(
+        *(_fitting(what, "receive", name, x, spec, number) for name, x in step._asdict().items())
+    )
 
 
 def _fitting(what: str, method: str, part: str, x: Any, spec: EnvSpec, number: int) -> np.ndarray:
-    """An array of a simulator, if its shape is right and its dtype can become the right one."""
+    """An array of a simulator in the right dtype, if its shape is right and its dtype can become
+    that one. So all that sees it, in training, evaluation and after a resume, sees the same."""
     is_seen = part in ("observations", "obs")
     shape = (number, *spec.observation_shape) if is_seen else (number,)
     of_rewards = part in ("reward", "score")
@@ -136,7 +139,7 @@ def _fitting(what: str, method: str, part: str, x: Any, spec: EnvSpec, number: i
             f"{what}: {method} returned {part} {show_arrays(found)}, it should be NumPy's "
             f"{show_arrays(jax.ShapeDtypeStruct(shape, dtype))} for {number} environments"
         )
-    return x
+    return x.astype(dtype, copy=False)
 
 
 def check_object(env: Any) -> None:

@@ -232,6 +232,11 @@ def _action(what: str, space: Any) -> Discrete | Box:
         return Discrete(int(space.n))
     if not isinstance(space, spaces.Box) or not space.shape:
         raise RunError(f"{what} acts in {space}; Discrete, and Box with an axis, are supported")
+    if not np.issubdtype(space.dtype, np.floating):
+        raise RunError(
+            f"{what} acts in {space}; the numbers of a Box must be real, as a policy's are, and "
+            f"not {space.dtype}"
+        )
     low, high = np.unique(space.low), np.unique(space.high)
     if low.size > 1 or high.size > 1:
         raise RunError(

@@ -82,8 +82,9 @@ def average_over(
 
     Args:
       steps: how many; may be traced, and 0.
-      stop: of a step's metrics, whether the step went too far: it is then undone, and is the last.
-        All shards see the same metrics, so all of them leave the loop together.
+      stop: of a step's metrics, which are of the carry before it, whether that has gone too far
+        already: the step is then undone, and is the last. All shards see the same metrics, so all
+        of them leave the loop together.
 
     Returns:
       The last carry, and the metrics' means over all steps that were made, the undone one

@@ -190,9 +190,12 @@ _NESTED = {"jit": _jit, "pjit": _jit, "scan": _scan}
 def _rule(eqn: core.JaxprEqn) -> Callable[..., Array] | None:
     """What stands for one operation, or None where it may stay."""
     params = eqn.params
+    if eqn.primitive.name in ("dot_general", "conv_general_dilated"):
+        avals: list[Any] = [atom.aval for atom in (*eqn.invars, *eqn.outvars)]
+        x, w, out = avals
+        if not x.dtype == w.dtype == out.dtype:  # as `preferred_element_type` asks for
+            return None
     if eqn.primitive.name == "dot_general":
-        avals: list[Any] = [atom.aval for atom in eqn.invars]
-        x, w = avals
         of_a_layer = params["dimension_numbers"] == (((x.ndim - 1,), (0,)), ((), ()))
         # A single column is a loop of XLA's own, which is never shared.
         if of_a_layer and w.ndim == 2 and w.shape[1] > 1 and x.ndim > 1:
