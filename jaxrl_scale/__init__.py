@@ -5,12 +5,14 @@ that the commands can set up JAX before it is imported.
 """
 
 import atexit
+import contextlib
 import gc
 import importlib
 import os
 import re
 import signal
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +28,13 @@ if TYPE_CHECKING:
 # imported, so it is set here, before any module of the package imports JAX.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+# XLA takes what does not begin with "-" for the name of a file that has the flags. What is added to
+# them here would become a part of that name.
+_flags = os.environ.get("XLA_FLAGS", "").strip()
+if _flags and not _flags.startswith("-"):
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        os.environ["XLA_FLAGS"] = Path(_flags).read_text()
+
 # On CPUs, XLA's library YNNPACK must not compute plain sums: in jaxlib 0.10.2 it leaves terms out
 # (https://github.com/jax-ml/jax/issues/39103), and it adds in an order that depends on the number
 # of threads.
@@ -36,8 +45,9 @@ _NO_SUMS = "--xla_cpu_experimental_ynn_fusion_type=-reduce"
 NO_LOOP_KERNELS = "--xla_backend_extra_options=xla_cpu_small_while_loop_byte_threshold=0"
 # XLA reads the variable when the first device is used; a choice of the user's stands.
 for _flag in (_NO_SUMS, NO_LOOP_KERNELS):
-    if _flag.split("=")[-2] not in os.environ.get("XLA_FLAGS", ""):
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_flag}".strip()
+    _flags = os.environ.get("XLA_FLAGS", "").strip()
+    if _flag.split("=")[-2] not in _flags and _flags[:1] in ("", "-"):
+        os.environ["XLA_FLAGS"] = f"{_flags} {_flag}".strip()
 
 # Python calls a command "-m" until it has found its module; `jaxrl_scale` is the installed one.
 if os.path.basename("".join(sys.argv[:1])) in ("-m", "jaxrl_scale"):
@@ -50,6 +60,13 @@ if os.path.basename("".join(sys.argv[:1])) in ("-m", "jaxrl_scale"):
     # from then on `jaxrl_scale.commands` answers it.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if os.environ.get("XLA_FLAGS", "").strip()[:1] not in ("", "-"):
+        print(
+            f"error: XLA_FLAGS={os.environ['XLA_FLAGS']} should begin with --, or be the name of a "
+            "file of flags that can be read",
+            file=sys.stderr,
+        )
+        sys.exit(2)
     # JAX refuses a JAX_* variable with a value that is none while it is imported. A command answers
     # that in one line like any other mistake.
     try:

@@ -83,9 +83,9 @@ ENTRY %main (p: f32[4]) -> f32[4] {
 @pytest.mark.parametrize("normalize_observations", [False, True])
 @pytest.mark.parametrize(("devices", "rounds"), [(2, 1), (4, 2)])
 def test_a_gradient_step_is_one_collective_a_round(devices, rounds, normalize_observations):
-    """``epochs`` × minibatches of them, each with the gradient, the loss's seven sums and a number of
-    each array that it comes after (mean and scale of advantages, explained variance); three others:
-    two for the moments of advantages, targets and observations, and the episodes.
+    """``epochs`` × minibatches of them, each with the gradient, the seven sums of the loss, and one
+    number of each array that it comes after (mean and scale of advantages, explained variance);
+    three others: two for the moments of advantages, targets and observations, and the episodes.
 
     The episodes of all iterations that a call may make are added together: two sums of float32, and
     two of int32, which travel as two numbers each."""

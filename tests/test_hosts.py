@@ -279,6 +279,15 @@ def test_a_process_uses_no_more_cores_than_slurm_gives_it(monkeypatch):
     assert machine.visible_cores() == [2, 4, 5]
 
 
+@pytest.mark.parametrize(("most", "uses"), [(None, 4), (4, 4), (3, 3), (8, 4)])
+def test_processes_that_slurm_has_not_bound_divide_all_cores(most, uses):
+    """Each has as many as Slurm gives it, if there are so many for each."""
+    owned = [("m", list(range(8)))] * 2
+    first, second = (machine.split(k, owned, most) for k in (0, 1))
+    assert len(first) == len(second) == uses
+    assert not {*first} & {*second}
+
+
 def test_garbage_for_slurms_number_of_cores_is_one_line(monkeypatch):
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "8(x2)")
     with pytest.raises(RunError, match=r"SLURM_CPUS_PER_TASK=8\(x2\) should be a number of cores"):
@@ -497,6 +506,22 @@ def test_the_end_of_those_who_were_told_is_not_taken_for_a_loss(tmp_path, who):
         by = "" if k == who else rf"ended by process {who} of 3 on \S+: "
         assert re.fullmatch(rf"error: process {k} of 3 on \S+: {by}out of luck\n", done.err)
         assert done.status == IO_ERROR
+
+
+MISTAKEN = """
+link.after_mistake(lambda: print("undone", flush=True))
+link.barrier("all are here")
+if k == 1:
+    link.fail("a mistake", STATUS)
+link.barrier("never")
+"""
+
+
+@pytest.mark.parametrize(("status", "undone"), [(MISTAKE, "undone\n"), (IO_ERROR, "")])
+def test_what_a_mistake_has_left_is_undone_by_all(tmp_path, status, undone):
+    """Whoever has noticed it."""
+    for done in links_run(tmp_path, MISTAKEN.replace("STATUS", str(status)), 2).values():
+        assert (done.out, done.status) == (undone, status)
 
 
 UNHEARD = """

@@ -12,6 +12,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -575,13 +576,16 @@ def test_a_run_is_the_same_within_a_block_that_has_settings_of_its_own(tmp_path,
     seen = []
 
     def evaluate(*_):
-        seen.append((jnp.zeros(1, float).dtype, jax.config.jax_default_matmul_precision))
+        settings = jax.config.jax_default_matmul_precision, flax.config.flax_fix_rng_separator
+        seen.append((jnp.zeros(1, float).dtype, *settings))
 
     monkeypatch.setattr(Counter, "evaluate", evaluate)
-    with jax.enable_x64(True), jax.default_matmul_precision("bfloat16"):
+    keys_of_layers = flax.config.temp_flip_flag("fix_rng_separator", True)
+    with jax.enable_x64(True), jax.default_matmul_precision("bfloat16"), keys_of_layers:
         train(config_of(tmp_path / "run"))
         assert jnp.zeros(1, float).dtype == np.float64
-    assert seen == [(np.float32, "highest")]
+        assert flax.config.flax_fix_rng_separator
+    assert seen == [(np.float32, "highest", False)]
     assert jnp.zeros(1, float).dtype == np.float32  # the block's settings end with it
 
 

@@ -14,8 +14,10 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 import types
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -250,6 +252,20 @@ def test_runs_that_begin_in_the_same_second_have_directories_of_their_own(tmp_pa
             assert run.path == tmp_path / "runs" / name
 
 
+def test_runs_that_begin_at_the_same_moment_do_so_too(tmp_path):
+    """Of several that look for a name at once, one has made each directory."""
+    together = threading.Barrier(8)
+
+    def begin(_):
+        together.wait()
+        return run_directory._made_for_one(str(tmp_path / "runs" / "run-now"))
+
+    with ThreadPoolExecutor(8) as threads:
+        made = list(threads.map(begin, range(8)))
+    names = ["run-now", *(f"run-now-{k}" for k in range(2, 9))]
+    assert sorted(made) == [str(tmp_path / "runs" / name) for name in names]
+
+
 @pytest.mark.parametrize("damaged", ["[]", "{}", '{"starts": 3}', '{"starts": [3]}', "{"])
 def test_a_damaged_record_of_starts_is_told_in_one_line(tmp_path, damaged):
     assert run_directory.read_starts(tmp_path) == []
@@ -334,6 +350,12 @@ def test_the_summary_is_written_and_that_of_a_shorter_run_is_removed_on_resume(r
     sink.log(row(1))
     sink.close({"status": "done", "return_100": float("nan")}, 0)
     assert read(run, "summary.json") == {"status": "done", "return_100": None}
+    rows = run.metrics.read_bytes()
+    run.metrics.write_bytes(b"garbage\n" + rows)
+    with pytest.raises(RunError, match="line 1 is damaged"):
+        write(run, QUIET, [2], resume_iteration=1)
+    assert read(run, "summary.json")["status"] == "done"  # nothing is lost by it
+    run.metrics.write_bytes(rows)
     write(run, QUIET, [2], resume_iteration=1)
     assert read(run, "summary.json") == {}
 
@@ -431,6 +453,7 @@ def test_events_are_written_without_pytorch_where_it_is_installed(run):
     (run.path / "torch.py").write_text("raise SystemExit('PyTorch was imported')\n")
     code = """
 import sys
+import threading
 from pathlib import Path
 
 sys.path.insert(0, sys.argv[1])

@@ -1,6 +1,7 @@
 """Programs of earlier runs: found where they are the same, and nowhere else."""
 
 import dataclasses
+import importlib
 import os
 import shutil
 import threading
@@ -15,7 +16,7 @@ from running import differing, small
 
 from jaxrl_scale import envs
 from jaxrl_scale.algos import dqn, ppo
-from jaxrl_scale.config import Config
+from jaxrl_scale.config import Config, files
 from jaxrl_scale.loop import programs
 from jaxrl_scale.loop.make import make_runner
 from jaxrl_scale.parallel import backend
@@ -122,6 +123,10 @@ def test_a_file_that_is_damaged_or_somebody_elses_is_not_used(folder, monkeypatc
         cached.unlink()
     assert found(folder) == (7, 1)
     assert found(folder) == (7, 0)
+    other = path.rename(path.with_name("of_another_program"))
+    assert programs._read(other, jax.local_devices()[:1]) is None
+    other.rename(path)
+    assert found(folder) == (7, 0)
     somebody = os.getuid() + 1
     with monkeypatch.context() as patch:
         patch.setattr(os, "getuid", lambda: somebody)
@@ -174,12 +179,16 @@ def test_a_program_follows_from_the_package_its_libraries_and_the_machine(monkey
         ("versions", lambda: {"jax": "0.0.1"}),
         ("processor_features", lambda: "flags: none"),
         ("visible_cores", lambda: range(99)),
+        ("last_change", lambda library: 0.0),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(programs, name, other)
             assert followed() != before, name
     with monkeypatch.context() as patch:
         patch.setenv("XLA_FLAGS", "--xla_of_another_process=true")
+        assert followed() != before
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "executed", {"a config file of one's own"})
         assert followed() != before
     precision = jax.config.values["jax_default_matmul_precision"]
     jax.config.update("jax_default_matmul_precision", "high")
@@ -256,20 +265,43 @@ def test_only_a_command_finds_programs(world, path):
     assert len(list((world.cache / "programs").iterdir())) >= 3
 
 
+def test_a_module_of_ones_own_is_known(tmp_path, monkeypatch):
+    """It may stand before a library's on sys.path, or be imported by a config file."""
+    before = programs.modules_of_ones_own()
+    assert "test_programs" in before
+    assert not {"jax", "numpy", "os", "pytest", "jaxrl_scale.train"} & {*before}
+    (tmp_path / "some_helper.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("some_helper")
+    assert [*before, "some_helper"] == programs.modules_of_ones_own()
+
+
+def test_a_config_file_of_ones_own_is_known_but_one_that_came_with_the_package_is_not(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(files, "executed", set())
+    files.shipped("CartPole-v1")
+    assert files.executed == set()
+    (tmp_path / "mine.py").write_text(files.to_python(TINY, "Mine."))
+    files.read_file(tmp_path / "mine.py")
+    assert len(files.executed) == 1
+
+
 def test_a_changed_file_is_another_package(tmp_path, monkeypatch):
+    """One that came while this process ran is told by no digest, even with the time of another."""
+    started = programs.process_start()
     package = tmp_path / "package"
     package.mkdir()
-    long_ago = (time.time() - 3600,) * 2
     for name, text in (("a.py", "x = 1"), ("b.py", "y = 2")):
         (package / name).write_text(text)
-        os.utime(package / name, long_ago)
+    os.utime(package / "a.py", (started - 3600,) * 2)
+    with pytest.raises(OSError, match=r"a.py is newer than this process"):
+        programs.digest_of(package)
+    monkeypatch.setattr(programs, "process_start", lambda: time.time() + 1)
     seen = {programs.digest_of(package)}
     for change in ("x = 2", "x = 1 "):
         copy = shutil.copytree(package, tmp_path / change)
         (copy / "a.py").write_text(change)
-        with pytest.raises(OSError, match=r"a.py is newer than this process"):
-            programs.digest_of(copy)
-        os.utime(copy / "a.py", long_ago)
         seen.add(programs.digest_of(copy))
     copy = shutil.copytree(package, tmp_path / "renamed")
     (copy / "a.py").rename(copy / "c.py")

@@ -200,6 +200,20 @@ def test_the_users_own_choice_of_flags_stands(loops, monkeypatch):
     assert shown.stdout.strip() == chosen
 
 
+def test_flags_may_stand_in_a_file(tmp_path, monkeypatch):
+    """For XLA, what does not begin with a dash is the name of one."""
+    (tmp_path / "flags").write_text("\n--xla_cpu_ftz=true\n--xla_dump_to=x\n")
+    monkeypatch.setenv("XLA_FLAGS", str(tmp_path / "flags"))
+    script = "import jaxrl_scale, os; print(os.environ['XLA_FLAGS'])"
+    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    first, second, *ours = shown.stdout.split()
+    assert (first, second) == ("--xla_cpu_ftz=true", "--xla_dump_to=x")
+    assert [flag.split("=")[0] for flag in ours] == [
+        "--xla_cpu_experimental_ynn_fusion_type",
+        "--xla_backend_extra_options",
+    ]
+
+
 def test_wide_vectors_are_asked_for_but_where_the_run_is_portable_or_the_user_chose(monkeypatch):
     option, [device, *_] = "xla_cpu_prefer_vector_width", jax.local_devices()
     placed, portable = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import re
@@ -16,6 +17,10 @@ from jaxrl_scale.config.shipped import FOLDER, config_file
 from jaxrl_scale.errors import RunError, closest, in_words, nearest, one_line, raise_if_hidden
 from jaxrl_scale.options import given_path
 from jaxrl_scale.user_code import describe
+
+executed: set[str] = set()
+"""The SHA-256 of each config or sweep file that this process has run, of those that did not come
+with the package. Such a file is a program: what it does may change what the package computes."""
 
 DICTS = ("env_kwargs", "test_env_kwargs")
 """The options that are dicts: on the command line each NAME in them is an option of its own."""
@@ -57,6 +62,8 @@ def returned_by(path: Path, kind: str, folder: Path, name: str, wanted: type, sa
     except OSError as error:
         raise RunError(f"{what} cannot be read: {error.strerror}") from None
     try:
+        if not path.resolve().is_relative_to(FOLDER.resolve()):
+            executed.add(hashlib.sha256(path.read_bytes()).hexdigest())
         function = runpy.run_path(str(path)).get(name)
         value = function() if callable(function) else None
     except RunError as error:

@@ -5,8 +5,8 @@ second for a small network, while reading it takes a fifth of that. What a comma
 from its config, the package's files, the libraries' versions and the machine, though; the digest of
 all of these is the name of the program's file.
 
-Only commands look for programs, and only where the environment and the network are written here or
-in a library with a version: in a process of your own, anything may be another function by now.
+Only commands look for programs, and only where all that they import is written here or installed:
+in a process of your own, or beside a module of your own, anything may be another function by now.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any
 import jax
 from jax.experimental import serialize_executable
 
-from jaxrl_scale.config import Config, command_line, files
+from jaxrl_scale.config import Config, command_line, files, shipped
 from jaxrl_scale.parallel.machine import process_start, processor_features, visible_cores
 from jaxrl_scale.parallel.placement import Compile, Placement
 from jaxrl_scale.records.provenance import versions
@@ -112,11 +112,28 @@ def with_programs(config: Config, placement: Placement) -> Placement:
 
 
 def in_a_command() -> bool:
-    """Whether this process runs nothing but a command of the package."""
+    """Whether this process runs nothing but a command of the package and installed libraries."""
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
     script = os.path.basename(getattr(main, "__file__", None) or "")
-    return script == "jaxrl_scale" if spec is None else spec.name.startswith("jaxrl_scale.")
+    command = script == "jaxrl_scale" if spec is None else spec.name.startswith("jaxrl_scale.")
+    return command and not modules_of_ones_own()
+
+
+def modules_of_ones_own() -> list[str]:
+    """The modules that this process has imported from elsewhere than the package, Python itself and
+    the folders of installed libraries: from the folder of work, say, or from PYTHONPATH. Each could
+    have changed any function, and with a file that nobody knows of."""
+    known = (str(PACKAGE) + os.sep, os.path.dirname(os.__file__) + os.sep)
+    return [
+        name
+        for name, module in sys.modules.items()
+        if name != "__main__"
+        # Not getattr, for which a lazy module would be imported.
+        and isinstance(file := getattr(module, "__dict__", {}).get("__file__"), str)
+        and not file.startswith(known)
+        and not {"site-packages", "dist-packages"} & set(file.split(os.sep))
+    ]
 
 
 def follows_from(config: Config, placement: Placement) -> str:
@@ -125,8 +142,9 @@ def follows_from(config: Config, placement: Placement) -> str:
     options = files.flatten(config)
     return json.dumps(
         {
-            "files": digest_of(PACKAGE),
+            "files": [digest_of(PACKAGE), digest_of(shipped.FOLDER), *sorted(files.executed)],
             "versions": versions(),
+            "libraries": [last_change(name) for name in ("flax", "optax", "chex", "gymnax")],
             "config": {name: x for name, x in options.items() if name not in NOT_COMPILED_IN},
             "placement": [placement.num_agents, placement.num_shards, placement.by_agents],
             "exact": placement.exact,
@@ -174,14 +192,25 @@ jax.monitoring.register_event_duration_secs_listener(_add)
 @cache
 def digest_of(package: Path) -> str:
     """Of all Python files in a folder, by their names and contents. Raises an OSError if one was
-    written since this process began, which may then have imported another."""
+    written or put there since this process began, which may then have imported another."""
     digest, start = hashlib.sha256(), process_start()
     for path in sorted(package.rglob("*.py")):
-        if path.stat().st_mtime >= start:
+        if path.stat().st_ctime >= start:  # rsync, say, gives a file the time of another
             raise OSError(f"{path} is newer than this process")
         text = path.read_bytes()
         digest.update(f"{path.relative_to(package)}\0{len(text)}\0".encode() + text)
     return digest.hexdigest()
+
+
+@cache
+def last_change(library: str) -> float | None:
+    """When one of a library's Python files was last written or put there, in unix seconds: a
+    library may be changed where it is installed, with its version as before. None where it is not
+    imported."""
+    module = sys.modules.get(library)
+    if module is None or module.__file__ is None:
+        return None
+    return max(path.stat().st_ctime for path in Path(module.__file__).parent.rglob("*.py"))
 
 
 def _folder() -> Path | None:
@@ -200,7 +229,7 @@ def _read(path: Path, devices: Sequence[jax.Device]) -> jax.stages.Compiled | No
             return None  # it would run with the rights of this user
         whole = path.read_bytes()
         digest, content = whole[:32], whole[32:]
-        if hashlib.sha256(content).digest() == digest:
+        if _digest(path, content) == digest:
             program, in_tree, out_tree = pickle.loads(content)
             os.utime(path)
             return serialize_executable.deserialize_and_load(
@@ -209,13 +238,18 @@ def _read(path: Path, devices: Sequence[jax.Device]) -> jax.stages.Compiled | No
     return None
 
 
+def _digest(path: Path, content: bytes) -> bytes:
+    """Of a program and of its file's name, which tells what the program follows from."""
+    return hashlib.sha256(path.name.encode() + content).digest()
+
+
 def _write(path: Path, program: jax.stages.Compiled) -> None:
     """Keep a program, and remove those that nobody has used for long."""
     # A disk that is full, or a program that cannot be kept: then it will be compiled again.
     with suppress(Exception):
         content = pickle.dumps(serialize_executable.serialize(program))
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, hashlib.sha256(content).digest() + content)
+        write_atomically(path, _digest(path, content) + content)
         for other in path.parent.iterdir():
             if other.stat().st_mtime < time.time() - FORGOTTEN_AFTER:
                 other.unlink()

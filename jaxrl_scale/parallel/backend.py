@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import flax
 import jax
 import jax.numpy as jnp
 
@@ -19,7 +20,9 @@ from jaxrl_scale.learning import products
 from jaxrl_scale.options import largest_divisor
 from jaxrl_scale.parallel.hosts import Hosts
 from jaxrl_scale.parallel.machine import (
+    affinity,
     free_port,
+    most_cores,
     processor_features,
     schedule_as_batch,
     split,
@@ -34,7 +37,10 @@ from jaxrl_scale.types import Array
 def settings_of(config: Config) -> Iterator[None]:
     """Compute as a run of this config does, whatever settings of JAX whoever calls has made for a
     block of code of their own."""
-    with jax.default_matmul_precision(config.matmul_precision), jax.enable_x64(False):
+    precision = jax.default_matmul_precision(config.matmul_precision)
+    # FLAX_FIX_RNG_SEPARATOR would give the layers other keys, and so other initial weights.
+    keys_of_layers = flax.config.temp_flip_flag("fix_rng_separator", False)
+    with precision, keys_of_layers, jax.enable_x64(False):
         yield
 
 
@@ -164,19 +170,21 @@ def find_devices() -> list[jax.Device]:
 def _span(hosts: Hosts) -> int:
     """Start ``jax.distributed``, which can be done once in a process; returns the cores that every
     process has for itself."""
-    seen = visible_cores(), visible_gpus()
-    cores, gpus = zip(*hosts.gather("cores and GPUs", seen), strict=True)
-    own_cores = [split(k, list(zip(hosts.machines, cores, strict=True))) for k in range(len(cores))]
+    seen = visible_gpus()
+    told = hosts.gather("cores and GPUs", (affinity(), most_cores(), seen))
+    cores, most, gpus = zip(*told, strict=True)
+    bound_to = list(zip(hosts.machines, cores, strict=True))
+    own_cores = [split(k, bound_to, most[k]) for k in range(len(most))]
     own_gpus = split(hosts.process_id, list(zip(hosts.machines, gpus, strict=True)))
-    if seen[1] and not own_gpus:
+    if seen and not own_gpus:
         raise RunError(
-            f"no GPU is left for this process: others share the {len(seen[1])} here; "
+            f"no GPU is left for this process: others share the {len(seen)} here; "
             "start at most one process a GPU, or train on the CPU by JAX_PLATFORMS=cpu"
         )
     fewest = max(1, min(map(len, own_cores)))
     if jax.distributed.is_initialized():  # for an earlier run of the same processes
         return fewest
-    if not seen[1]:
+    if not seen:
         schedule_as_batch()  # XLA's and gloo's threads, which start with the backend
         _cache_for_all_processes()
     # Its own heartbeat ends in an abort that names nobody: ours comes first.
@@ -187,7 +195,7 @@ def _span(hosts: Hosts) -> int:
         coordinator_bind_address=address if hosts.cluster.is_local else None,  # None: everywhere
         num_processes=hosts.num_processes,
         process_id=hosts.process_id,
-        local_device_ids=[seen[1].index(gpu) for gpu in own_gpus] or None,
+        local_device_ids=[seen.index(gpu) for gpu in own_gpus] or None,
         cluster_detection_method="deactivate",
         heartbeat_timeout_seconds=int(hosts.heartbeat) + 10,
         shutdown_timeout_seconds=30,

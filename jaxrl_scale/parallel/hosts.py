@@ -30,7 +30,7 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 
 from jaxrl_scale.config import Launch
-from jaxrl_scale.errors import BUG, INTERRUPTED, LOST, RunError, one_line
+from jaxrl_scale.errors import BUG, INTERRUPTED, LOST, MISTAKE, RunError, one_line
 from jaxrl_scale.parallel import handshake
 from jaxrl_scale.parallel.cluster import Cluster
 from jaxrl_scale.parallel.handshake import Hello, Stranger
@@ -64,6 +64,7 @@ class Hosts:
         self.machines = [machine_id()] * cluster.num_processes
         self._advice = ""
         self._before_end: Callable[[], None] = lambda: None
+        self._after_mistake: Callable[[], None] = lambda: None
         self._closing = False  # all have come to `close`: nobody is missed any more
         self._over = False  # a failure is known
         self._ending = threading.Lock()
@@ -135,6 +136,10 @@ class Hosts:
         """From now on, before this process is ended because of another: call ``release``, which
         gives the terminal back, and print ``advice``, which says how the run can be continued."""
         self._advice, self._before_end = advice, release
+
+    def after_mistake(self, undo: Callable[[], None]) -> None:
+        """From now on, call ``undo`` where a mistake that any process has noticed ends this one."""
+        self._after_mistake = undo
 
     @contextlib.contextmanager
     def end_together(self) -> Iterator[None]:
@@ -436,6 +441,8 @@ class Hosts:
         self._ending.acquire()  # never released: one message, one status
         with contextlib.suppress(Exception):
             self._before_end()
+            if failure.status == MISTAKE:
+                self._after_mistake()
         k = failure.process
         by = "" if k is None or k == self.process_id else f"ended by {self.name(k)}: "
         # A full disk or a closed pipe may be why it ends; the others wait for the end all the same.

@@ -27,16 +27,25 @@ _PATIENCE = 60
 
 
 def visible_cores() -> list[int]:
-    """The CPU cores that this process may use: its affinity, which Slurm, containers and
-    ``taskset`` set, and no more than ``SLURM_CPUS_PER_TASK``."""
+    """The CPU cores that this process may use: its affinity, and no more than Slurm gives it."""
+    return affinity()[: most_cores()]
+
+
+def affinity() -> list[int]:
+    """The cores that this process is bound to, by Slurm, a container or ``taskset``; else all."""
     try:
-        cores = sorted(os.sched_getaffinity(0))
+        return sorted(os.sched_getaffinity(0))
     except AttributeError:  # macOS
-        cores = list(range(os.cpu_count() or 1))
-    asked = os.environ.get("SLURM_CPUS_PER_TASK") or str(len(cores))
-    if not asked.isdecimal() or int(asked) == 0:
+        return list(range(os.cpu_count() or 1))
+
+
+def most_cores() -> int | None:
+    """``SLURM_CPUS_PER_TASK``: how many cores Slurm gives this process, which it need not bind it
+    to. None where it does not say so."""
+    asked = os.environ.get("SLURM_CPUS_PER_TASK") or ""
+    if asked and (not asked.isdecimal() or int(asked) == 0):
         raise RunError(f"SLURM_CPUS_PER_TASK={asked} should be a number of cores")
-    return cores[: int(asked)]
+    return int(asked) if asked else None
 
 
 def schedule_as_batch() -> None:
@@ -196,17 +205,17 @@ def node_name() -> str:
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
-def split(mine: int, owned: Sequence[tuple[str, list[Any]]]) -> list[Any]:
+def split(mine: int, owned: Sequence[tuple[str, list[Any]]], most: int | None = None) -> list[Any]:
     """The cores, or GPUs, that process ``mine`` uses of those that it sees.
 
     ``owned`` has for each process its machine and what it sees there. Processes of a machine that
     see the same things divide them among themselves. A process that alone sees its things, because
-    the launcher has bound it to them, keeps them all.
+    the launcher has bound it to them, keeps them all; but in no case more than ``most``.
     """
     things = owned[mine][1]
     sharers = [k for k, other in enumerate(owned) if other == owned[mine]]
     first, count = sharers.index(mine), len(sharers)
-    return things[first * len(things) // count : (first + 1) * len(things) // count]
+    return things[first * len(things) // count : (first + 1) * len(things) // count][:most]
 
 
 def process_start() -> float:

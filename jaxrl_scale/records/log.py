@@ -119,13 +119,13 @@ class Log:
         )
         for warning in filter(None, [run.warning, *warnings]):
             self.say(warning)
-        if resumed:  # in every process, as hosts may have directories of their own
-            run.write_json("config.json", to_json(config))
         if self._hosts.leader:
             facts = {**facts, "name": run.name, "hosts": self._hosts.names}
-            run.record_start(**facts, resumed_from=iteration)
             since = iteration if resumed else None
             self._writer = RowWriter(run, config, run.name, resume_iteration=since, say=self.say)
+            run.record_start(**facts, resumed_from=iteration)
+        if resumed:  # in every process, as hosts may have directories of their own
+            run.write_json("config.json", to_json(config))
         self.phase("compiling")
 
     def compiled(self) -> None:

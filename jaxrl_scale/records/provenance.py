@@ -35,7 +35,7 @@ _JAX_FLAGS = (
 def describe_process() -> dict[str, Any]:
     """How this process was started: command, folder, host, commit, versions, flags of JAX."""
     flags = {name: getattr(jax.config, name, None) for name in _JAX_FLAGS}
-    environment = {k: v for k, v in os.environ.items() if k.startswith(("JAX_", "XLA_"))}
+    environment = {k: v for k, v in os.environ.items() if k.startswith(("JAX_", "XLA_", "FLAX_"))}
     return {
         "time": time.time(),
         "command": shlex.join(sys.orig_argv),

@@ -55,11 +55,11 @@ class RowWriter:
         kept, dropped = [], 0
         with io_errors(run.metrics):
             if resume_iteration is not None:
-                (run.path / "summary.json").unlink(missing_ok=True)  # that of a shorter run
                 rows = read_rows(run.metrics)
                 kept = [row for row in rows if row["iteration"] <= resume_iteration]
                 dropped = len(rows) - len(kept)
                 write_atomically(run.metrics, b"".join(_line(row) for row in kept))
+                (run.path / "summary.json").unlink(missing_ok=True)  # that of a shorter run
             # Unbuffered, so that a row that was logged survives whatever happens to the process.
             self._file = open(run.metrics, "ab", buffering=0)  # noqa: SIM115
         with io_errors(run.tensorboard):

@@ -58,7 +58,9 @@ def entered(
       resume: the directory of the run to resume; ``None`` for a new run.
       hosts: the processes of the run.
     """
-    wanted = str(_absolute(Path(resume or config.run_dir or _default_path(name))))
+    given = resume or config.run_dir
+    default = f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    wanted = str(_absolute(Path(given or default)))
     try:
         wanted.encode()
     except UnicodeEncodeError:  # checkpoints are written by a library that takes UTF-8 only
@@ -66,15 +68,19 @@ def entered(
             f"the name of the run directory {wanted!a} is no UTF-8 text; choose another "
             "--run_dir (or set PYTHONUTF8=1, if it is the locale that is not UTF-8)"
         ) from None
+    if hosts.leader and not given:
+        wanted = _made_for_one(wanted)
     path = Path(hosts.gather("run directory", wanted)[0])
     with io_errors(path):
-        others = set(os.listdir(path)) if path.is_dir() else None
+        others = set(os.listdir(path)) if given and path.is_dir() else None
     with ExitStack() as stack:
         if hosts.leader:
             run = open_existing(path) if resume else create(path)
             stack.callback(run.close)
             if not resume:
                 run.write_json("config.json", to_json(config))
+                hosts.after_mistake(lambda: _remove_untrained(run, others))
+                stack.callback(hosts.after_mistake, lambda: None)
         hosts.barrier("run directory is there")
         if not hosts.leader:
             run = follow(path, to_json(config), resume is None)
@@ -83,30 +89,35 @@ def entered(
             run.name = starts[0].get("name", name) if starts else name
             yield run
         except RunError as error:
-            if hosts.leader and not resume and error.status == MISTAKE and not run.has_trained():
-                _remove(path, others)
+            if hosts.leader and not resume and error.status == MISTAKE:
+                _remove_untrained(run, others)
             raise
 
 
-def _remove(path: Path, others: set[str] | None) -> None:
-    """Remove a run, but no file that was there before it: ``others``, None where the directory was
-    not there either."""
+def _remove_untrained(run: RunDirectory, others: set[str] | None) -> None:
+    """Remove a run that has no row yet, but no file that was there before it: ``others``, None
+    where the directory was not there either."""
+    if run.has_trained():
+        return
     if others is None:
-        shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(run.path, ignore_errors=True)
         return
     for name in FILES - others:
-        shutil.rmtree(path / name, ignore_errors=True)
+        shutil.rmtree(run.path / name, ignore_errors=True)
         with suppress(OSError):
-            (path / name).unlink()
+            (run.path / name).unlink()
 
 
-def _default_path(name: str) -> str:
-    """``runs/<name>-<time>``, with a number where two runs start in the same second."""
-    path = f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    number = 1
-    while Path(path if number == 1 else f"{path}-{number}").exists():
+def _made_for_one(path: str) -> str:
+    """A directory that this process has made: the path, with a number where several runs start in
+    the same second."""
+    number, numbered = 1, path
+    while True:
+        with io_errors(Path(numbered)), suppress(FileExistsError):
+            Path(numbered).mkdir(parents=True)
+            return numbered
         number += 1
-    return path if number == 1 else f"{path}-{number}"
+        numbered = f"{path}-{number}"
 
 
 def create(path: Path) -> RunDirectory:
