@@ -258,9 +258,11 @@ def report(paths: Sequence[Path], out: Path | None = None, episodes: int = 4) ->
 
 
 def _html_file(out: Path) -> Path:
-    """The file that ``--out`` means."""
+    """The file that ``--out`` means. Raises a `RunError` where it cannot be that of a page."""
     if out.is_dir():
         return out / "report.html"
+    if out.suffix not in ("", ".html", ".htm"):
+        raise RunError(f"--out={short(out)} should be a folder or a file that ends with .html")
     return out if out.suffix else out.with_suffix(".html")
 
 

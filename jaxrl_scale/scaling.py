@@ -151,7 +151,8 @@ def train(
 
     Args:
       run: its directory.
-      arguments: the trainer's, with which the run begins.
+      arguments: the trainer's, with which the run begins; of those that nothing found depends on
+        a run that is resumed takes the new ones.
       launch: ``(arguments, run) -> exit status`` trains.
       before: what the line about the run begins with.
 
@@ -163,9 +164,10 @@ def train(
     if finished(run):
         print(f"{title}: it was done before", flush=True)
         return FINISHED
-    arguments = [*DEFAULTS, *arguments, f"--run_dir={run}"]
     if (run / "config.json").exists():
-        arguments = ["--resume", str(run)]
+        arguments = ["--resume", str(run), *command_line.changeable(arguments)]
+    else:
+        arguments = [*DEFAULTS, *arguments, f"--run_dir={run}"]
     status = launch(arguments, run)
     if finished(run):
         trace = read_trace(run)

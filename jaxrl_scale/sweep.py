@@ -31,7 +31,7 @@ from jaxrl_scale.errors import (
     how_many,
     status_table,
 )
-from jaxrl_scale.loop import prepare
+from jaxrl_scale.loop import origin, prepare
 from jaxrl_scale.loop.prepare import checked, jax_settings_restored, programs_forgotten
 from jaxrl_scale.loop.programs import seconds_compiling
 from jaxrl_scale.loop.stop import StopRequest
@@ -376,6 +376,8 @@ def _begun(asked: Asked) -> list[list[int]]:
         sweep |= {"draw_seed": args.draw_seed, "ranges": [str(each) for each in asked.ranges]}
     if args.draw == "tpe":
         sweep |= {"agents": args.agents}
+    if asked.base.init_from:  # of which all agents begin, those of the end too
+        sweep |= {"init_from": origin.policy(asked.base)}
 
     def checked(parts: list[list[int]]) -> list[list[int]]:
         if args.task is not None and args.task >= len(parts):

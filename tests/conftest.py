@@ -26,11 +26,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background
 
 
 LONGEST = (
-    *("hosts", "train", "launch", "search", "algorithms", "invariance", "threads"),
-    *("scaling", "host_runner", "recurrent", "lunar_lander", "canaries"),
+    *("hosts", "algorithms", "search", "launch", "invariance", "host_runner", "train"),
+    *("threads", "scaling", "recurrent", "lunar_lander", "canaries"),
 )
 """Modules that take long. They begin first, so that no worker of pytest-xdist ends with one while
-the others have nothing to do. `pytest_terminal_summary` shows how long they take."""
+the others have nothing to do. hosts, launch and train mostly wait for processes, so one of them at
+a time is beside two that compile. `pytest_terminal_summary` shows how long they take."""
 
 
 def pytest_collection_modifyitems(items):
@@ -87,7 +88,9 @@ QUICKLY = {
     )
 }
 """Modules in which XLA takes longer to optimise a run's program than the program takes to run, and
-which compare no bits of a run on one device with those on several: those need a user's programs."""
+which compare no bits of a run on one device with those on several: those need a user's programs.
+Without XLA's optimisation PPO and A2C have other bits on 8 devices than on one. What a program
+costs is decided by its algorithm: sizes and the number of devices change it by a fifth at most."""
 
 
 OPTIONS = Placement.compiler_options

@@ -195,7 +195,11 @@ def test_what_no_agent_can_play_is_told_in_one_line():
     for play, wrong, said in (
         (agent.record, {"games": 0}, "games=0 should be a whole number of at least 1"),
         (agent.record, {"seed": 1.5}, "seed=1.5 should be a whole number of at least 0"),
+        (agent.reset, {"seed": 2**70}, "should be a whole number of at most 2147483647"),
         (agent.evaluate_in_gymnasium, {"agents": [0, 1]}, "agent=1: the run has one agent, 0"),
+        (agent.evaluate_in_gymnasium, {"agents": [True]}, "agent=True: the run has one agent, 0"),
+        (agent.evaluate_in_gymnasium, {"agents": []}, "agents=[] should be a list of the numbers"),
+        (agent.evaluate_in_gymnasium, {"agents": 1}, "agents=1 should be a list of the numbers"),
         (agent.act, {"obs": np.zeros((2, 4)), "is_first": [1]}, "(1,); it should have (2,)"),
     ):
         with pytest.raises(RunError, match=re.escape(said)):

@@ -1100,3 +1100,10 @@ for given in ("--env=Acrobot-v1", "--env=Pendulum-v1 --algo=sac", "--env=CartPol
 assert not xla_bridge.backends_are_initialized()
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=REPOSITORY, timeout=120)
+
+
+def test_the_options_that_a_resumed_run_may_have_otherwise():
+    """In whichever way they are written."""
+    given = ["--config", "x.py", "--num_envs=8", "--target_return", "5", "--wandb=disabled"]
+    assert command_line.changeable(given) == ["--target_return", "5", "--wandb=disabled"]
+    assert command_line.changeable(["--seed=3", "devices=2"]) == []

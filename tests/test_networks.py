@@ -149,3 +149,30 @@ def test_a_network_from_outside_can_be_dueling():
     q = networks.make_q(config, spec, dueling=True).apply(params, obs)
     centered = advantage - advantage.mean(-1, keepdims=True)
     np.testing.assert_allclose(q, value[:, None] + centered, atol=1e-6)
+
+
+class Newest(nn.Module):
+    """A network that counts axes from the first, of which it knows one: the batch's."""
+
+    policy_size: int
+
+    @nn.compact
+    def __call__(self, obs):
+        x = nn.tanh(nn.Dense(8)(obs[:, -1].reshape(obs.shape[0], -1)))
+        return nn.Dense(self.policy_size)(x), nn.Dense(1)(x)[:, 0]
+
+
+@pytest.mark.parametrize("make", [networks.make, networks.make_q])
+def test_a_network_from_outside_sees_one_batch_of_observations(make):
+    """Also where an algorithm has a time and a batch of environments, as large as an observation,
+    or one observation alone."""
+    spec = EnvSpec("stacked", (4, 2), Discrete(3))
+    network = make(Config(network="test_networks:Newest"), spec)
+    params = network.init(jax.random.key(0))
+    obs = np.random.default_rng(1).normal(size=(5, 4, 4, 2)).astype(np.float32)
+    found = network.apply(params, obs)
+    one_by_one = network.apply(params, obs.reshape(20, 4, 2))
+    alone = network.apply(params, obs[2, 3])
+    for x, y, z in zip(*map(jax.tree.leaves, (found, one_by_one, alone)), strict=True):
+        np.testing.assert_allclose(x, y.reshape(5, 4, *y.shape[1:]), atol=1e-6)
+        np.testing.assert_allclose(x[2, 3], z, atol=1e-6)

@@ -162,6 +162,9 @@ def test_what_cannot_be_plotted_is_told_in_one_line(tmp_path):
     make_run(tmp_path / "one")
     with pytest.raises(RunError, match=r"for 'entrpy'; did you mean entropy\?"):
         plot(tmp_path / "one", metric="entrpy")
+    make_run(tmp_path / "young", rows=1)
+    with pytest.raises(RunError, match=r"for 'return_100' yet$"):
+        plot(tmp_path / "young", metric="return_100")
     with pytest.raises(RunError, match="give at least one run directory"):
         plot()
     with pytest.raises(RunError, match=r"is no run directory|does not exist"):

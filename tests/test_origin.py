@@ -1,5 +1,6 @@
 """Runs that begin from the policy of another run."""
 
+import functools
 import json
 import re
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from running import begun, differing
 
-from jaxrl_scale import envs
+from jaxrl_scale import envs, sweep
 from jaxrl_scale.algos import ppo
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.loop import origin
@@ -121,6 +122,23 @@ def test_the_digest_is_that_of_what_was_taken(runs):
     assert found(config_of("ppo", seed=5), path).record == record
     others = runs("ppo", 2)[0]
     assert found(config_of(num_seeds=2), others).record["digest"] != record["digest"]
+
+
+def test_a_sweep_begins_from_one_policy_and_no_other_later(runs, tmp_path):
+    """It is recorded before anything is trained, and a sweep that goes on has the same."""
+    path, _ = runs("ppo")
+    config = config_of("ppo", init_from=str(path))
+    record = found(config_of("ppo"), path).record
+    assert origin.policy(config) == {name: record[name] for name in ("iteration", "digest")}
+    with pytest.raises(RunError, match="has 2 agents and this run 1; it should have 1 agent"):
+        origin.policy(config_of("ppo", init_from=str(runs("ppo", 2)[0])))
+    with pytest.raises(RunError, match=r"init_from=\S+: run directory"):
+        origin.policy(config_of("ppo", init_from=str(tmp_path / "nowhere")))
+    begin = functools.partial(sweep.begin, tmp_path / "sweep", divided=lambda: [[0]])
+    settings = {"config": {}, "init_from": origin.policy(config)}
+    assert begin(settings) == begin(settings) == [[0]]
+    with pytest.raises(RunError, match="holds a sweep with another init_from; choose another"):
+        begin(settings | {"init_from": settings["init_from"] | {"iteration": 1}})
 
 
 def test_before_its_first_checkpoint_a_run_starts_again_from_the_same_policy(runs, tmp_path):

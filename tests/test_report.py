@@ -566,6 +566,15 @@ def test_the_file_of_a_report_is_an_html_file(out, written, tmp_path, monkeypatc
     assert (tmp_path / written).read_text().startswith("<!doctype html>")
 
 
+def test_a_report_is_not_written_into_a_file_of_another_kind(tmp_path, monkeypatch, capsys):
+    run = str(make_run(tmp_path / "run", rows=3))
+    monkeypatch.chdir(tmp_path)
+    assert report.main([run, "--episodes=0", "--out=page.png"]) == 2
+    said = "error: --out=page.png should be a folder or a file that ends with .html\n"
+    assert capsys.readouterr().err == said
+    assert not (tmp_path / "page.png").exists()
+
+
 def test_a_run_that_was_stopped_has_come_as_far_as_its_summary_says(tmp_path):
     run = past_run.read(make_run(tmp_path / "a"))
     last = run.rows[-1]["iteration"]

@@ -622,6 +622,11 @@ def test_the_worst_quarter_and_who_failed_go_on_from_the_best_quarter():
     assert population.exploited(many_failed, rng)[3:7:3] == [3, 6]
     assert {population.exploited(many_failed, rng)[0] for _ in range(20)} == {3, 5}
     assert population.exploited([None, None], rng) == [0, 1]
+    nobody_knows = [-np.inf] * 8
+    assert population.exploited(nobody_knows, rng) == [*range(8)]
+    nobody_knows[2] = None
+    changed = population.exploited(nobody_knows, rng)
+    assert [k for k in range(8) if changed[k] != k] == [2]
 
 
 def test_a_setting_changes_a_little_or_is_drawn_anew():

@@ -166,7 +166,6 @@ def make_replay(config, spec, pool):
     )
 
 
-@pytest.mark.quickly
 def test_a_replay_buffer_goes_through_the_loop_and_is_learnt_from(monkeypatch):
     config = small(iterations=60)
     state, _ = run(

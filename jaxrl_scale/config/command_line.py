@@ -147,6 +147,16 @@ CHANGEABLE = tuple(f.name for f in dataclasses.fields(Config) if f.metadata.get(
 """The options that a run's result does not depend on, so that a run may go on with others."""
 
 
+def changeable(arguments: Sequence[str]) -> list[str]:
+    """Those arguments of a command that give an option of `CHANGEABLE`, with their values."""
+    kept: list[str] = []
+    for k, text in enumerate(arguments):
+        name, equals, _ = text.partition("=")
+        if name.removeprefix("--") in CHANGEABLE and text.startswith("--"):
+            kept += arguments[k : k + (1 if equals else 2)]
+    return kept
+
+
 def check_resume(config: Config, changes: dict[str, Any], dashes: str = "--") -> None:
     """Raise a `RunError` for a change of a run's config on which its result depends.
 

@@ -197,7 +197,9 @@ def plot(*run_dirs: str | Path, metric: str | None = None) -> Figure:
     names = [metric or return_metric(one.run) for one in runs]
     curves = [curve(one.run, name) for one, name in zip(runs, names, strict=True)]
     if not any(np.isfinite(c.center).any() for c in curves):
-        near = nearest(names[0], sorted({name for one in runs for name in one.run.rows[-1]}))
+        last = [(name, x) for one in runs for name, x in one.run.rows[-1].items()]
+        known = {name for name, x in last if isinstance(x, int | float)}
+        near = " yet" if names[0] in dict(last) else nearest(names[0], sorted(known))
         raise RunError(f"no row of metrics has a number for {names[0]!r}{near}")
     title = METRICS.get(metric or "", metric or "return").capitalize()
     envs = ", ".join(dict.fromkeys(one.run.config.env for one in runs))

@@ -3,8 +3,8 @@
 `make` gives a policy and a value, `make_q` the values of discrete actions, `make_recurrent` a
 policy and a value with a memory, `make_actor_critics` a policy of continuous actions and two values
 of an action. A network from outside the package is a flax module with one
-required field ``policy_size`` whose call maps observations ``[..., *observation_shape]`` to
-``(policy [..., policy_size], value [...])``: ``--network=my_package.my_module:MyNetwork``.
+required field ``policy_size`` whose call maps a batch of observations ``[N, *observation_shape]``
+to ``(policy [N, policy_size], value [N])``: ``--network=my_package.my_module:MyNetwork``.
 `make_q` reads its ``policy`` as values of actions (as advantages where it is dueling). What a
 caller does not use of the two costs nothing: XLA removes it.
 """
@@ -301,7 +301,16 @@ def _functions(
         obs = jnp.zeros((1, *spec.observation_shape), spec.observation_dtype)
         return module.init(key, obs)["params"]
 
-    return init, _exact(config, lambda params, obs: module.apply({"params": params}, obs))
+    def apply(params: PyTree, obs: Array) -> Any:
+        leading = obs.shape[: obs.ndim - len(spec.observation_shape)]
+        if ":" not in config.network or len(leading) == 1:
+            return module.apply({"params": params}, obs)
+        # One from outside sees one axis in front, as its author knows it from every other library.
+        rows = obs.reshape(-1, *spec.observation_shape)
+        out = module.apply({"params": params}, rows)
+        return jax.tree.map(lambda x: x.reshape(*leading, *x.shape[1:]), out)
+
+    return init, _exact(config, apply)
 
 
 def _exact(config: Sizes, apply: Callable[..., Any]) -> Callable[..., Any]:

@@ -157,6 +157,8 @@ class Agent:
 
         episodes = given_number("episodes", episodes)
         chosen = range(self.config.num_seeds) if agents is None else agents
+        if np.ndim(chosen) != 1 or len(chosen) == 0:
+            raise RunError(f"agents={chosen!r} should be a list of the numbers of agents, or None")
         for agent in chosen:
             _check_agent(agent, self.config)
         games = gymnasium.vector.SyncVectorEnv([self.make_in_gymnasium] * episodes)
@@ -328,7 +330,8 @@ def load(run_dir: str | Path, agent: int = 0, checkpoint: str = "latest") -> Age
 
 
 def _check_agent(agent: Any, config: Config) -> None:
-    if not isinstance(agent, Integral) or agent not in range(config.num_seeds):
+    is_whole = isinstance(agent, Integral) and not isinstance(agent, bool)
+    if not is_whole or agent not in range(config.num_seeds):
         there = f"agents 0 to {config.num_seeds - 1}" if config.num_seeds > 1 else "one agent, 0"
         raise RunError(f"agent={agent!r}: the run has {there}")
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxrl_scale import algos
+from jaxrl_scale import algos, envs
 from jaxrl_scale.config import Config, files
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.learning import torsos
@@ -76,6 +76,16 @@ def find(
     if len({*hosts.gather("digest of the origin", record["digest"])}) > 1:
         raise RunError(f"the processes of this run find different checkpoints in {path}")
     return Origin(agents._replace(weights=policies), record)
+
+
+def policy(config: Config) -> dict[str, Any]:
+    """The policy from which runs of one agent, with this ``init_from``, begin now: its iteration
+    and the digest of its arrays. Raises a `RunError` as `find` does, and where that run has several
+    agents."""
+    spec = envs.make(config.env, **config.env_kwargs).spec
+    path = Path(config.init_from or "").expanduser().absolute()
+    _, record = _read(config, spec, path, 1)
+    return {name: record[name] for name in ("iteration", "digest")}
 
 
 def _known(resume: str | Path | None) -> tuple[bool, dict[str, Any] | None]:

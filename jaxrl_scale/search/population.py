@@ -25,10 +25,13 @@ DRAWN_ANEW = 0.25
 
 def exploited(scores: Sequence[float | None], rng: np.random.Generator) -> list[int]:
     """The agent that each agent goes on from: one of the best quarter for those of the worst and
-    for those that failed (None), itself for all others."""
+    for those that failed (None), itself for all others. Where no agent has ended an episode (minus
+    infinity), none is worse than another, and only those that failed go on from others."""
     order = sorted(range(len(scores)), key=lambda k: -np.inf if (x := scores[k]) is None else x)
     count = max(1, int(QUARTER * len(scores)))
-    replaced = {*order[:count], *(k for k, x in enumerate(scores) if x is None)}
+    replaced = {k for k, x in enumerate(scores) if x is None}
+    if any(x is not None and np.isfinite(x) for x in scores):
+        replaced |= {*order[:count]}
     best = [k for k in order[-count:] if scores[k] is not None]
     drawn = {k: int(rng.choice(best)) for k in sorted(replaced) if best}
     return [drawn.get(k, k) for k in range(len(scores))]

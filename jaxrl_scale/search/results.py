@@ -106,6 +106,11 @@ def _steps(curve: Sequence[tuple[float, float | None]]) -> float:
     return curve[-1][0] if curve else 0.0
 
 
+def is_known(one: Outcome) -> bool:
+    """Whether the agent has a score: it has not failed, and has ended an episode."""
+    return one.score is not None and math.isfinite(one.score)
+
+
 def ranked(found: Sequence[Outcome]) -> list[Ranked]:
     """The settings, the best first: by the interquartile mean over the seeds, and where that is the
     same (500 on CartPole, say) by their mean, in which a seed that learned nothing counts. Those
