@@ -136,10 +136,12 @@ def describe(result: dict[str, Any], frames: int = 0) -> str:
     where = "real Gymnasium" if result["where"] == "gymnasium" else "jaxrl_scale"
     episodes = how_many(result["episodes"], "episode")
     over = f"{len(scores)} agents with {episodes} each" if len(scores) > 1 else episodes
+    error = result["standard_error"]
+    within = f" ± {number(error)} (standard error over {over})" if error is not None else ""
     lines = [
         f"{result['env']} in {where}, {'greedy' if result['greedy'] else 'sampled'} actions, "
-        f"iteration {result['iteration']}: mean return {number(result['mean'])} ± "
-        f"{number(result['standard_error'])} (standard error over {over})"
+        f"iteration {result['iteration']}: mean return {number(result['mean'])}"
+        + (within or f" of {over}")
     ]
     if len(scores) > 1:
         low, high = result["ci95"]

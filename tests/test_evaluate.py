@@ -254,6 +254,10 @@ def test_the_standard_error_is_of_agents_where_several_play(tmp_path, capfd, mon
     assert "mean return 50.0 ± 50.0 (standard error over 2 agents with 128 episodes each)" in out
     one = in_json(tmp_path, "--agents=1", capfd=capfd)
     assert (one["mean"], one["standard_error"], one["agents"]) == (100, 0, [1])
+    monkeypatch.setattr(agent, "evaluate", lambda episodes, greedy: both[:, :1])
+    _, out, _ = command(tmp_path, "--agents=1", capfd=capfd)
+    assert "mean return 100.0 of 1 episode\n" in out  # which has no standard error
+    monkeypatch.setattr(agent, "evaluate", lambda episodes, greedy: both)
     agent.failed = [1]
     _, out, _ = command(tmp_path, capfd=capfd)
     assert "mean return 0.0 ± 0.0 (standard error over 128 episodes)" in out
