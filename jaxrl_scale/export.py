@@ -67,10 +67,11 @@ def _command(argv: list[str]) -> int:
 
 
 def _title(agent: Agent, run_dir: Path) -> str:
-    """What the policy is, in a line."""
+    """What the policy is, in a line or more."""
     name = run_dir.absolute().name
     whose = f"{name}, agent {agent.index}" if agent.config.num_seeds > 1 else name
-    return f"A policy for {agent.env.spec.id}: {whose}, iteration {agent.iteration}."
+    title = f"A policy for {agent.env.spec.id}: {whose}, iteration {agent.iteration}."
+    return "\n".join((title, *getattr(agent.env, "encoded", ())))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -501,6 +501,10 @@ def test_send_returns_before_the_step_is_done_and_receive_waits_for_it(told):
     assert env.spec.action == Discrete(2)
     simulator = env.simulate(SEEDS[:2], 1)
     np.testing.assert_array_equal(simulator.reset(), [[0, 1, 0]] * 2)  # one-hot
+    assert env.encoded == [
+        "An observation is a one-hot vector, which stands for Gymnasium's 5 to 7.",
+        "Its action 0 is Gymnasium's 7, and so on.",
+    ]
     for env in simulator._envs:
         env.unwrapped.go.clear()
     simulator.send(np.array([0, 1], np.int32))

@@ -72,6 +72,18 @@ class GymnasiumEnvironment:
             return (obs[..., None] == numbers).astype(np.float32)
         return obs
 
+    @property
+    def encoded(self) -> list[str]:
+        """In words, what a policy sees and does otherwise than Gymnasium's environment."""
+        obs, action = self._spaces
+        lines = []
+        if isinstance(obs, spaces.Discrete):
+            numbers = f"Gymnasium's {obs.start} to {obs.start + obs.n - 1}"
+            lines.append(f"An observation is a one-hot vector, which stands for {numbers}.")
+        if isinstance(action, spaces.Discrete) and action.start:
+            lines.append(f"Its action 0 is Gymnasium's {action.start}, and so on.")
+        return lines
+
     def taken(self, action: np.ndarray) -> np.ndarray:
         """Actions of ours, one or a batch, as Gymnasium's environment takes them."""
         return taken(self._spaces[1], action)

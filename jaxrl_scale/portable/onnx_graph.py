@@ -30,7 +30,7 @@ def write(program: Program, title: str) -> bytes:
     is called ``next_memory``. Raises `NotListed` if ONNX lacks an operation for its dtype.
 
     Args:
-      title: what the policy is, in a line.
+      title: what the policy is, in a line or more.
     """
     import onnx
 
