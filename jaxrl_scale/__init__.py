@@ -32,8 +32,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 # them here would become a part of that name.
 _flags = os.environ.get("XLA_FLAGS", "").strip()
 if _flags and not _flags.startswith("-"):
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        os.environ["XLA_FLAGS"] = Path(_flags).read_text()
+    with contextlib.suppress(OSError, ValueError):  # it is no file, or none of text
+        _in_file = Path(_flags).read_text()
+        if _in_file.strip()[:1] in ("", "-"):
+            os.environ["XLA_FLAGS"] = _in_file
 
 # On CPUs, XLA's library YNNPACK must not compute plain sums: in jaxlib 0.10.2 it leaves terms out
 # (https://github.com/jax-ml/jax/issues/39103), and it adds in an order that depends on the number

@@ -41,9 +41,8 @@ from jaxrl_scale.errors import (
 from jaxrl_scale.figures import pages
 from jaxrl_scale.figures.plot_style import COLORS, LINES
 from jaxrl_scale.figures.report_plots import Drawn
-from jaxrl_scale.loop import origin
 from jaxrl_scale.loop.make import check_fit
-from jaxrl_scale.records import past_run, run_directory, statistics
+from jaxrl_scale.records import past_run, statistics
 from jaxrl_scale.records.past_run import PastRun, finished, last_error
 from jaxrl_scale.records.rows import read_rows
 from jaxrl_scale.records.run_directory import plain, refuse_run, replace_file, short, write_json
@@ -80,8 +79,7 @@ def plan(args: argparse.Namespace, options: Sequence[str]) -> list[Task]:
 
 
 def _check_begun(run: Path, wanted: Config) -> None:
-    """Raise a `RunError` if the run has begun with another config, or from another policy than the
-    one from which a run would begin now: all of a comparison begin from the same."""
+    """Raise a `RunError` if the run has begun with another config."""
     if not (run / "config.json").exists():
         return
     begun = files.flatten(files.read_config(run / "config.json"))
@@ -91,15 +89,6 @@ def _check_begun(run: Path, wanted: Config) -> None:
             raise RunError(
                 f"{short(run)} has begun with {name}={begun.get(name)}, not {value}; choose "
                 "another --run_dir"
-            )
-    before = run_directory.read_starts(run)[:1]
-    if wanted.init_from and before and (recorded := before[0].get("init_from")):
-        now = origin.policy(wanted)
-        if recorded["digest"] != now["digest"]:
-            raise RunError(
-                f"{short(run)} has begun from {wanted.init_from} at iteration "
-                f"{recorded['iteration']}, which is at {now['iteration']} now; choose another "
-                "--run_dir"
             )
 
 

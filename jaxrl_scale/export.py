@@ -71,7 +71,8 @@ def _title(agent: Agent, run_dir: Path) -> str:
     name = run_dir.absolute().name
     whose = f"{name}, agent {agent.index}" if agent.config.num_seeds > 1 else name
     title = f"A policy for {agent.env.spec.id}: {whose}, iteration {agent.iteration}."
-    return "\n".join((title, *getattr(agent.env, "encoded", ())))
+    is_gymnasium = agent.config.env.startswith("gymnasium:")
+    return "\n".join((title, *(getattr(agent.env, "encoded", ()) if is_gymnasium else ())))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -107,7 +108,7 @@ def forms(agent: Agent, title: str, onnx: bool) -> tuple[dict[str, bytes], str]:
     """The files of a policy, by their names, and why others were left out, if any were.
 
     Args:
-      title: what the policy is, in a line.
+      title: what the policy is, in a line or more.
       onnx: whether ``policy.onnx`` is wanted.
     """
     spec, config = agent.env.spec, agent.config

@@ -210,8 +210,8 @@ def given_path(name: str, value: Any) -> Path:
 
 def given_number(name: str, value: Any, least: int = 1) -> int:
     """The whole number that a function was given as ``name``."""
-    is_whole = isinstance(value, Integral) and not isinstance(value, bool)  # also one of NumPy's
-    if not is_whole or not least <= value <= (most := 2**31 - 1):
+    is_whole, most = isinstance(value, Integral) and not isinstance(value, bool), 2**31 - 1
+    if not is_whole or not least <= value <= most:
         bound = f"most {most}" if is_whole and value > least else f"least {least}"
         said = f"should be a whole number of at {bound}"
         raise RunError(f"{name}={short(one_line(repr(value)))} {said}")

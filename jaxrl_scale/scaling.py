@@ -151,8 +151,8 @@ def train(
 
     Args:
       run: its directory.
-      arguments: the trainer's, with which the run begins; of those that nothing found depends on
-        a run that is resumed takes the new ones.
+      arguments: the trainer's, with which the run begins. A resumed run takes only the new values
+        of options that its result does not depend on.
       launch: ``(arguments, run) -> exit status`` trains.
       before: what the line about the run begins with.
 

@@ -85,6 +85,8 @@ def train_chunk(
         print("trained before", flush=True)
         return True
     order = Order(chunk, start and start.of(chunk), (path / "config.json").exists())
+    if not (order.resume or start):
+        _check_origin(folder, chunk.config)
     if agreed := orders.agreed(hosts, stop, order):
         _obey(hosts, stop, folder, agreed)
     if not finished(path, chunk.until):
@@ -141,16 +143,36 @@ def _obey(hosts: Hosts, stop: StopRequest, folder: Path, order: Order) -> None:
     gc.collect()
 
 
+def _check_origin(folder: Path, config: Config) -> None:
+    """Raise a `RunError` where a run would begin from another policy than those of the sweep that
+    began before it, because the run that they begin from has trained on."""
+    recorded = read_object(folder / "sweep.json").get("init_from")
+    if config.init_from and recorded:
+        now = origin.policy(config)
+        if now["digest"] != recorded["digest"]:
+            raise RunError(
+                f"init_from={config.init_from} has trained on since this sweep began: it is at "
+                f"iteration {now['iteration']}, and other agents began from iteration "
+                f"{recorded['iteration']}; begin another sweep with another --run_dir"
+            )
+
+
 # --- the folder -----------------------------------------------------------------------------
 
 
-def begin(folder: Path, sweep: dict[str, Any], divided: Callable[[], list[list[int]]]) -> Any:
+def begin(
+    folder: Path,
+    sweep: dict[str, Any],
+    divided: Callable[[], list[list[int]]],
+    begins_from: Callable[[], dict[str, Any]] = dict,
+) -> Any:
     """Write ``sweep.json``, which says what is searched and which settings train side by side. The
     latter depends on the memory that is free, and a sweep that goes on keeps to it.
 
     Args:
       sweep: what the sweep is.
       divided: decides what a new sweep trains side by side.
+      begins_from: of a new sweep, the policy from which all agents begin; empty if there is none.
 
     Returns:
       What trains side by side. Raises a `RunError` where the folder holds another sweep.
@@ -158,7 +180,8 @@ def begin(folder: Path, sweep: dict[str, Any], divided: Callable[[], list[list[i
     path, told = folder / "sweep.json", plain(sweep)
     if not path.exists():
         refuse_run(folder)
-        mine = {"chunks": divided(), "command": shlex.join(["python", *sys.orig_argv[1:]])}
+        mine = {"init_from": begins_from(), "chunks": divided()}
+        mine |= {"command": shlex.join(["python", *sys.orig_argv[1:]])}
         with io_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
         write_json_once(path, told | mine)  # jobs of an array may begin at the same time
@@ -376,15 +399,19 @@ def _begun(asked: Asked) -> list[list[int]]:
         sweep |= {"draw_seed": args.draw_seed, "ranges": [str(each) for each in asked.ranges]}
     if args.draw == "tpe":
         sweep |= {"agents": args.agents}
-    if asked.base.init_from:  # of which all agents begin, those of the end too
-        sweep |= {"init_from": origin.policy(asked.base)}
 
     def checked(parts: list[list[int]]) -> list[list[int]]:
         if args.task is not None and args.task >= len(parts):
             raise RunError(f"--task={args.task} should be below {len(parts)}, the chunks")
         return parts
 
-    return checked(begin(args.run_dir, sweep, lambda: checked(_divided(args, asked.plan))))
+    def begins_from() -> dict[str, Any]:
+        return origin.policy(asked.base) if asked.base.init_from else {}
+
+    def divided() -> list[list[int]]:
+        return checked(_divided(args, asked.plan))
+
+    return checked(begin(args.run_dir, sweep, divided, begins_from))
 
 
 def _lead(asked: Asked, parts: list[list[int]], hosts: Hosts) -> int:

@@ -125,7 +125,7 @@ def train(
     resume = None if resume is None else given_path("resume", resume)
     config = checked(config, resume)
     if not isinstance(name, str) or not name or "/" in name:
-        raise RunError(f"name={name!r} should be a text without /, which names the run directory")
+        raise RunError(f"name={name!r} names the run directory; it should be a text without /")
     if on_row is not None and not callable(on_row):
         raise RunError(f"on_row={on_row!r} should be a function that takes a row of metrics")
     clock = Clock(process_start or time.time(), config.target_return, seconds_compiling)
@@ -167,6 +167,7 @@ def train_among(
             backend.fewer_devices(config, hosts),
             other_processors(hosts, config.portable),
             torsos.without_effect(config, env.spec),
+            torsos.axes_told(config, env.spec),
         ]
         if hosts.leader and any(told):
             print(*filter(None, told), sep="\n")

@@ -398,6 +398,23 @@ def keeping(kept):
     return type("Good", (Good,), {"reset": reset, "step": step})
 
 
+class Remembering(Good):
+    """Keeps what it should give to the next step, as an environment of Gymnasium does."""
+
+    def reset(self, key):
+        self.start = jax.random.uniform(key)
+        return super().reset(key)
+
+    def step(self, key, state, action):
+        state, out = super().step(key, state, action)
+        return state, out._replace(reward=self.start)
+
+
+def test_an_environment_may_have_a_key_of_its_own():
+    base = jax.random.key(7)
+    envs.check_env(keeping(lambda key: jax.random.uniform(jax.random.fold_in(base, 3)))())
+
+
 def drawing(draw):
     """Of an environment that draws without its key."""
     return keeping(lambda key: jnp.asarray(draw(), jnp.float32))
@@ -412,6 +429,10 @@ def drawing(draw):
         (
             ObservationDtype,
             "step returned obs int32[1], spec says float32[1]; EnvSpec(…, observation_dtype=jnp.i",
+        ),
+        (
+            Remembering,
+            "step uses an array of an earlier trace, which the environment keeps in",
         ),
         (drawing(np.random.uniform), "reset makes another program each time that it is traced, as"),
         (drawing(lambda: np.random.uniform(size=3)), "reset makes another program each time that"),

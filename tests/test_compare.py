@@ -11,7 +11,6 @@ from processes import QUICKLY, SMALL, options, summary, well
 from jaxrl_scale import compare
 from jaxrl_scale.config import Config, files
 from jaxrl_scale.envs import scores
-from jaxrl_scale.errors import RunError
 from jaxrl_scale.records import past_run, statistics
 
 ENVS = "CartPole-v1,gymnasium:CartPole-v1"
@@ -218,21 +217,6 @@ def test_a_pair_that_does_not_fit_is_refused_before_anything_is_trained(
     said = "error: algo dqn needs discrete actions, but those of Pendulum-v1 are continuous, "
     assert capsys.readouterr().err.startswith(said)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["q.py", "quick.py"]
-
-
-def test_runs_of_a_comparison_begin_from_one_policy(monkeypatch, tmp_path):
-    """The run that they begin from may have gone on before the last of them began."""
-    run, wanted = tmp_path / "run", Config(init_from="other")
-    run.mkdir()
-    (run / "config.json").write_text(json.dumps(files.to_json(wanted)))
-    record = {"run_dir": "other", "iteration": 3, "digest": "of iteration 3"}
-    (run / "run.json").write_text(json.dumps({"starts": [{"init_from": record}]}))
-    monkeypatch.setattr(compare.origin, "policy", lambda _: record)
-    compare._check_begun(run, wanted)
-    later = {"iteration": 5, "digest": "of iteration 5"}
-    monkeypatch.setattr(compare.origin, "policy", lambda _: later)
-    with pytest.raises(RunError, match="has begun from other at iteration 3, which is at 5 now"):
-        compare._check_begun(run, wanted)
 
 
 def test_a_folder_of_another_comparison_is_left_alone(monkeypatch, capsys, tmp_path):

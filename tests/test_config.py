@@ -735,12 +735,12 @@ class MoreFields(Linear):
         ("os:system", "'system' was not called, because it should be a flax.linen.Module class"),
         (
             f"{__name__}:WrongShape",
-            r"WrongShape', called with observations float32\[2,4\], returned \(float32\[2,2\], "
-            r"float32\[2,1\]\); it should return \(policy, value\), \(float32\[2,2\], float32\[2\]",
+            r"WrongShape', called with observations float32\[3,4\], returned \(float32\[3,2\], "
+            r"float32\[3,1\]\); it should return \(policy, value\), \(float32\[3,2\], float32\[3\]",
         ),
-        (f"{__name__}:PolicyOnly", r"returned float32\[2,2\]; it should return \(policy, value\)"),
+        (f"{__name__}:PolicyOnly", r"returned float32\[3,2\]; it should return \(policy, value\)"),
         (f"{__name__}:Nothing", r"returned None; it should return \(policy, value\)"),
-        (f"{__name__}:Half", r"returned \(float16\[2,2\], float32\[2\]\); it should return"),
+        (f"{__name__}:Half", r"returned \(float16\[3,2\], float32\[3\]\); it should return"),
         (f"{__name__}:Talkative", r"line \d+: ValueError: no policy$"),
         (f"{__name__}:Typo", r"Typo', called .*test_config.py, line \d+: NameError: name 'polic'"),
         (
@@ -1060,7 +1060,7 @@ def command(*argv, folder=REPOSITORY):
         (["--env=CartPol-v1"], "Did you mean 'CartPole-v1'?"),
         (
             ["--network=tests.test_config:WrongShape"],
-            "returned (float32[2,2], float32[2,1]); it should return",
+            "returned (float32[3,2], float32[3,1]); it should return",
         ),
     ],
 )
@@ -1107,3 +1107,5 @@ def test_the_options_that_a_resumed_run_may_have_otherwise():
     given = ["--config", "x.py", "--num_envs=8", "--target_return", "5", "--wandb=disabled"]
     assert command_line.changeable(given) == ["--target_return", "5", "--wandb=disabled"]
     assert command_line.changeable(["--seed=3", "devices=2"]) == []
+    bare = ["--tensorboard", "--total_steps", "1000", "--wandb", "online", "--tensorboard"]
+    assert command_line.changeable(bare) == ["--tensorboard", *bare[3:]]

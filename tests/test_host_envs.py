@@ -194,10 +194,12 @@ def test_a_host_environment_of_ones_own_is_found_by_its_name_and_tried(monkeypat
     monkeypatch.setattr(Poles, "receive", lambda self: received.append(1) or receive(self))
     for actions in (2, 0):
         assert envs.on_host(envs.make(OF_MY_OWN, actions=actions))
-    assert received == [1, 1]
+    assert received == [1, 1] * 2  # by two simulators each, which should be the same
     assert Poles.alive == alive
     with pytest.raises(RunError, match=r"spec.action.n=-1 should be"):
         envs.make(OF_MY_OWN, actions=-1)
+    with pytest.raises(RunError, match="env_kwargs.lives='no' should be a whole number"):
+        envs.make(OF_MY_OWN, lives="no")
 
 
 NO, ZERO = np.zeros(2, bool), np.zeros(2, np.float32)
@@ -534,6 +536,15 @@ def test_an_error_in_a_step_is_raised_by_receive(told):
     simulator.close()
 
 
+class Drawn:
+    """Another number whenever it is looked at."""
+
+    shape = (1,)
+
+    def __array__(self, dtype=None, copy=None):
+        return np.random.default_rng().random(1).astype(dtype or float)
+
+
 OBS = np.zeros(4, np.float32)
 
 
@@ -542,6 +553,18 @@ OBS = np.zeros(4, np.float32)
     [
         ({"obs": spaces.Box(0, 1, (3,)), "seen": np.ones(1)}, r"shape \(1,\); its space says \(3,"),
         ({"seen": 4}, r"returned the observation 4; its space is Discrete\(3, start=5\)"),
+        (
+            {"obs": spaces.Box(0, 255, (2,), np.uint8), "seen": np.array([0.5, 0.9])},
+            r"returned an observation of float64, from 0\.5 to 0\.9; its space says uint8",
+        ),
+        (
+            {"obs": spaces.Box(0, 255, (2,), np.uint8), "seen": np.array([-1, 300])},
+            r"returned an observation of int64, from -1 to 300; its space says uint8",
+        ),
+        (
+            {"obs": spaces.Box(0, 1, (1,)), "seen": Drawn()},
+            "two simulators with the same seeds begin differently; all that is random must",
+        ),
         ({"fails": True}, r"test_host_envs.py, line \d+: KeyError: 'lost'"),
     ],
 )

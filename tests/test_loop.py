@@ -544,7 +544,7 @@ def test_the_config_of_a_run_that_is_resumed_cannot_change_its_result(tmp_path):
     with pytest.raises(RunError, match="does not exist"):
         train(config, resume=tmp_path / "nowhere")
     for name in ("", "a/../../b", None):
-        with pytest.raises(RunError, match=r"^name=.* should be a text without /"):
+        with pytest.raises(RunError, match=r"^name=.* names the run directory; it should be"):
             train(config, name=name)
     with pytest.raises(RunError, match="needs a config, or resume"):
         train()

@@ -264,6 +264,9 @@ def test_runs_that_begin_at_the_same_moment_do_so_too(tmp_path):
         made = list(threads.map(begin, range(8)))
     names = ["run-now", *(f"run-now-{k}" for k in range(2, 9))]
     assert sorted(made) == [str(tmp_path / "runs" / name) for name in names]
+    (tmp_path / "away").symlink_to(tmp_path / "a_disk_that_is_not_there")
+    with pytest.raises(RunError, match="File exists"):
+        run_directory._made_for_one(str(tmp_path / "away" / "run-now"))
 
 
 @pytest.mark.parametrize("damaged", ["[]", "{}", '{"starts": 3}', '{"starts": [3]}', "{"])
@@ -453,7 +456,6 @@ def test_events_are_written_without_pytorch_where_it_is_installed(run):
     (run.path / "torch.py").write_text("raise SystemExit('PyTorch was imported')\n")
     code = """
 import sys
-import threading
 from pathlib import Path
 
 sys.path.insert(0, sys.argv[1])

@@ -6,7 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_scale.algos import ppo
 from jaxrl_scale.config import Config
+from jaxrl_scale.errors import RunError
 from jaxrl_scale.learning import networks
 from jaxrl_scale.learning.initializers import orthogonal
 from jaxrl_scale.types import Box, Discrete, EnvSpec
@@ -176,3 +178,70 @@ def test_a_network_from_outside_sees_one_batch_of_observations(make):
     for x, y, z in zip(*map(jax.tree.leaves, (found, one_by_one, alone)), strict=True):
         np.testing.assert_allclose(x, y.reshape(5, 4, *y.shape[1:]), atol=1e-6)
         np.testing.assert_allclose(x[2, 3], z, atol=1e-6)
+
+
+class Wrong(nn.Module):
+    """Networks that most batches would not tell from right ones."""
+
+    policy_size: int
+
+    def policy(self, x):
+        return nn.Dense(self.policy_size)(x)
+
+    def value(self, x):
+        return nn.Dense(1)(x)[:, 0]
+
+    @nn.compact
+    def __call__(self, obs):
+        return self.policy(obs), self.value(obs)
+
+
+class Transposed(Wrong):
+    def policy(self, x):
+        return jnp.stack([nn.Dense(1)(x)[:, 0] for _ in range(self.policy_size)])
+
+
+class Squeezed(Wrong):
+    def value(self, x):
+        return nn.Dense(1)(x).squeeze()
+
+
+class OfHalfDigits(Wrong):
+    def policy(self, x):
+        return nn.Dense(self.policy_size, dtype=jnp.float32, param_dtype=jnp.bfloat16)(x)
+
+
+class OfNumbers(Wrong):
+    def policy(self, x):
+        return nn.Embed(9, self.policy_size)(x)[:, 0]
+
+    def value(self, x):
+        return nn.Embed(9, 1)(x)[:, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Transposed", r"returned \(float32\[2,3\], float32\[3\]\); it should return"),
+        ("Squeezed", r"observations float32\[1,4\], returned \(float32\[1,2\], float32\[\]\)"),
+        ("OfHalfDigits", r"parameter \['Dense_0'\]\['bias'\] of bfloat16; parameters should be"),
+    ],
+)
+def test_a_network_from_outside_is_seen_through(name, said):
+    spec = EnvSpec("any", (4,), Discrete(2))
+    with pytest.raises(RunError, match=said):
+        networks.make(Config(network=f"test_networks:{name}"), spec)
+
+
+def test_a_network_from_outside_is_checked_with_what_it_will_see():
+    """Observations that are normalized are real numbers."""
+    spec = EnvSpec("any", (4,), Discrete(2), observation_dtype=np.int32)
+    config = Config(network="test_networks:OfNumbers")
+    networks.make(config, spec)
+    normalizing = config.replace(algo=ppo.Config(normalize_observations=True))
+    with pytest.raises(RunError, match=r"float32\[3,4\], as they are normalized.*an integer"):
+        networks.make(normalizing, spec)
+    with pytest.raises(RunError, match="the means and then the logarithms of the standard dev"):
+        networks.make(
+            Config(network="test_networks:Squeezed"), EnvSpec("any", (4,), Box(-1, 1, (1,)))
+        )

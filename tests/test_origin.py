@@ -3,6 +3,7 @@
 import functools
 import json
 import re
+import shutil
 
 import algorithms
 import jax
@@ -12,10 +13,12 @@ from running import begun, differing
 
 from jaxrl_scale import envs, sweep
 from jaxrl_scale.algos import ppo
+from jaxrl_scale.config import files
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.loop import origin
 from jaxrl_scale.loop.make import make_runner
 from jaxrl_scale.loop.state import Agents
+from jaxrl_scale.loop.stop import StopRequest
 from jaxrl_scale.parallel import backend
 from jaxrl_scale.parallel.hosts import Hosts
 
@@ -124,21 +127,43 @@ def test_the_digest_is_that_of_what_was_taken(runs):
     assert found(config_of(num_seeds=2), others).record["digest"] != record["digest"]
 
 
-def test_a_sweep_begins_from_one_policy_and_no_other_later(runs, tmp_path):
-    """It is recorded before anything is trained, and a sweep that goes on has the same."""
+def test_the_agents_of_a_sweep_begin_from_one_policy(runs, tmp_path, monkeypatch):
+    """It is recorded before anything is trained; what has begun needs the other run no more."""
     path, _ = runs("ppo")
-    config = config_of("ppo", init_from=str(path))
     record = found(config_of("ppo"), path).record
-    assert origin.policy(config) == {name: record[name] for name in ("iteration", "digest")}
+    (tmp_path / "mine.py").write_text(files.to_python(config_of("ppo"), "Mine."))
+    given = [f"--config={tmp_path / 'mine.py'}", "--algo.gamma=0.9,1", "--agents=2", "--seeds=1"]
+
+    def begin(other, folder="sweep"):
+        more = [f"--init_from={other}", f"--run_dir={tmp_path / folder}"]
+        asked = sweep._asked(*sweep._parser().parse_known_args([*given, *more]))
+        (chunk,) = asked.plan.chunks(0, sweep._begun(asked))
+        return chunk
+
     with pytest.raises(RunError, match="has 2 agents and this run 1; it should have 1 agent"):
-        origin.policy(config_of("ppo", init_from=str(runs("ppo", 2)[0])))
+        begin(runs("ppo", 2)[0])
     with pytest.raises(RunError, match=r"init_from=\S+: run directory"):
-        origin.policy(config_of("ppo", init_from=str(tmp_path / "nowhere")))
-    begin = functools.partial(sweep.begin, tmp_path / "sweep", divided=lambda: [[0]])
-    settings = {"config": {}, "init_from": origin.policy(config)}
-    assert begin(settings) == begin(settings) == [[0]]
-    with pytest.raises(RunError, match="holds a sweep with another init_from; choose another"):
-        begin(settings | {"init_from": settings["init_from"] | {"iteration": 1}})
+        begin(tmp_path / "nowhere")
+    assert not (tmp_path / "sweep").exists()
+    other = shutil.copytree(path, tmp_path / "other")
+    chunk = begin(other)
+    told = json.loads((tmp_path / "sweep" / "sweep.json").read_text())["init_from"]
+    assert told == {name: record[name] for name in ("iteration", "digest")}
+
+    trained = []
+    monkeypatch.setattr(sweep, "_obey", lambda *_: trained.append(1))
+    train = functools.partial(sweep.train_chunk, Hosts(), StopRequest(), tmp_path / "sweep", chunk)
+    train("1/1")
+    later = {"iteration": 5, "digest": "of a later policy"}
+    monkeypatch.setattr(origin, "policy", lambda _: later)
+    with pytest.raises(RunError, match=r"has trained on .*: it is at iteration 5"):
+        train("1/1")
+    (tmp_path / "sweep" / chunk.name).mkdir()
+    (tmp_path / "sweep" / chunk.name / "config.json").write_text("{}")
+    shutil.rmtree(other)
+    train("1/1")  # it goes on
+    assert len(trained) == 2
+    assert begin(other).name == chunk.name
 
 
 def test_before_its_first_checkpoint_a_run_starts_again_from_the_same_policy(runs, tmp_path):

@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import os
 import shutil
+import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -272,6 +273,7 @@ def test_a_module_of_ones_own_is_known(tmp_path, monkeypatch):
     assert not {"jax", "numpy", "os", "pytest", "jaxrl_scale.train"} & {*before}
     (tmp_path / "some_helper.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "some_helper", raising=False)
     importlib.import_module("some_helper")
     assert [*before, "some_helper"] == programs.modules_of_ones_own()
 

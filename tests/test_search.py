@@ -624,6 +624,7 @@ def test_the_worst_quarter_and_who_failed_go_on_from_the_best_quarter():
     assert population.exploited([None, None], rng) == [0, 1]
     nobody_knows = [-np.inf] * 8
     assert population.exploited(nobody_knows, rng) == [*range(8)]
+    assert {*population.exploited([*nobody_knows[1:], 5.0], rng)[:2]} == {7}
     nobody_knows[2] = None
     changed = population.exploited(nobody_knows, rng)
     assert [k for k in range(8) if changed[k] != k] == [2]

@@ -77,6 +77,19 @@ def test_options_that_a_network_does_not_have_are_told(changes, said):
     assert torsos.without_effect(Config(**wide), ATARI) is None
 
 
+def test_images_with_channels_in_front_are_told():
+    """They would be read as images with few rows and many channels."""
+
+    def told(*shape, **changes):
+        return torsos.axes_told(Config(**changes), EnvSpec("any", shape, Discrete(2)))
+
+    assert told(4, 84, 84).startswith("observations [4, 84, 84] are read as images of 4 by 84 pix")
+    assert told(3, 64, 64) is not None
+    assert told(4, 84, 84, network="mine:Net") is None
+    for shape in ((84, 84, 4), (10, 10, 4), (64, 64, 3), (4, 4, 8), (4,), (3, 3, 84)):
+        assert told(*shape) is None
+
+
 @pytest.mark.parametrize(
     ("shape", "kind"),
     [

@@ -153,7 +153,8 @@ def changeable(arguments: Sequence[str]) -> list[str]:
     for k, text in enumerate(arguments):
         name, equals, _ = text.partition("=")
         if name.removeprefix("--") in CHANGEABLE and text.startswith("--"):
-            kept += arguments[k : k + (1 if equals else 2)]
+            kept.append(text)
+            kept += [] if equals else [x for x in arguments[k + 1 : k + 2] if x[:2] != "--"]
     return kept
 
 

@@ -27,6 +27,7 @@ import inspect
 import re
 import typing
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeGuard
 
 from jaxrl_scale.envs import games
@@ -98,6 +99,7 @@ def make(name: str, /, **kwargs: Any) -> Any:
     elif ":" in name and not name.startswith("procgen:"):
         build = load_by_name("environment", name, _builds_environment, _WANTED)
         _check_parameters(name, build, kwargs)
+        _check_numbers(build, kwargs)
         with errors_in_one_line(f"environment {name!r}"):
             env = build(**kwargs)
         own = True
@@ -160,6 +162,17 @@ def _check_parameters(name: str, build: Callable[..., Any], kwargs: dict[str, An
     except TypeError as error:
         valid = ", ".join(signature.parameters) or "none"
         raise RunError(f"environment {name!r}: {error}; its parameters: {valid}") from None
+
+
+def _check_numbers(build: Callable[..., Any], kwargs: dict[str, Any]) -> None:
+    """Refuse texts where a class of one's own is annotated to take a number or a bool: what the
+    command line cannot read as one, such as ``no``, is a text, and a text is true."""
+    hints: dict[str, Any] = {}
+    with suppress(Exception):  # whatever the evaluation of an annotation raises
+        hints = typing.get_type_hints(build.__init__ if isinstance(build, type) else build)  # type: ignore[misc]
+    for name, value in kwargs.items():
+        if isinstance(value, str) and (hint := hints.get(name)) in (bool, int, float):
+            raise RunError(f"env_kwargs.{name}={value!r} should be {type_name(hint)}")
 
 
 def _checked(build: type, kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -94,12 +94,27 @@ def _check_host(what: str, env: Any) -> None:
         if not callable(getattr(simulator, name, None)):
             returned = _type_name(simulator)
             raise RunError(f"{what}: simulate returned a {returned}, without a method {name}")
+    with errors_in_one_line(what), closing(simulator):
+        begun = _begun(what, env, simulator)
+    with errors_in_one_line(what), closing(env.simulate(np.arange(2), 1)) as again:
+        same = [
+            np.array_equal(x, y, equal_nan=x.dtype.kind == "f")
+            for x, y in zip(begun, _begun(what, env, again), strict=True)
+        ]
+    if not all(same):
+        raise RunError(
+            f"{what}: two simulators with the same seeds begin differently; all that is random "
+            "must follow from the seeds (Gymnasium: super().reset(seed=seed), and self.np_random)"
+        )
+
+
+def _begun(what: str, env: Any, simulator: Any) -> list[np.ndarray]:
+    """What two environments show when they are reset, and after a step."""
     space = env.spec.action
     first = np.clip(0, space.low, space.high) if isinstance(space, Box) else 0
-    with errors_in_one_line(what), closing(simulator):
-        check_seen(env.spec, simulator.reset(), 2, what)
-        simulator.send(np.full((2, *space.shape), first, space.dtype))
-        check_step(env.spec, simulator.receive(), 2, what)
+    seen = check_seen(env.spec, simulator.reset(), 2, what).copy()
+    simulator.send(np.full((2, *space.shape), first, space.dtype))
+    return [seen, *map(np.copy, check_step(env.spec, simulator.receive(), 2, what))]
 
 
 def check_seen(spec: EnvSpec, obs: Any, number: int, what: str = "") -> np.ndarray:
@@ -157,14 +172,29 @@ def _check_repeats(what: str, env: Any, name: str, *arguments: Any) -> None:
 
     def program() -> tuple[str, list[bytes]]:
         made = jax.make_jaxpr(lambda *inputs: getattr(env, name)(*inputs))(*arguments)
+        if any(isinstance(constant, jax.core.Tracer) for constant in made.consts):
+            raise RunError(
+                f"{what}: {name} uses an array of an earlier trace, which the environment keeps in "
+                "itself; make an array that all episodes need in __init__, and whatever changes a "
+                "part of the state"
+            )
         text = re.sub(r"0x[0-9a-f]+", "", str(made.jaxpr))  # addresses of functions
-        return text, [np.asarray(constant).tobytes() for constant in made.consts]
+        return text, [_bytes(constant) for constant in made.consts]
 
-    if program() != program():
+    with errors_in_one_line(f"{what}: {name}, traced once more"):
+        same = program() == program()
+    if not same:
         raise RunError(
             f"{what}: {name} makes another program each time that it is traced, as if it drew "
             "random numbers of NumPy's or Python's; draw them with jax.random from its key"
         )
+
+
+def _bytes(constant: Any) -> bytes:
+    """Of a constant of a program, which may be a key."""
+    if jnp.issubdtype(jnp.result_type(constant), jax.dtypes.prng_key):
+        constant = jax.random.key_data(constant)
+    return np.asarray(constant).tobytes()
 
 
 def check_spec(what: str, spec: Any) -> None:

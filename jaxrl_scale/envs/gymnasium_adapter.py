@@ -78,7 +78,8 @@ class GymnasiumEnvironment:
         obs, action = self._spaces
         lines = []
         if isinstance(obs, spaces.Discrete):
-            numbers = f"Gymnasium's {obs.start} to {obs.start + obs.n - 1}"
+            first = int(obs.start)
+            numbers = f"Gymnasium's {first} to {first + int(obs.n) - 1}"
             lines.append(f"An observation is a one-hot vector, which stands for {numbers}.")
         if isinstance(action, spaces.Discrete) and action.start:
             lines.append(f"Its action 0 is Gymnasium's {action.start}, and so on.")
@@ -207,7 +208,14 @@ class GymnasiumSimulator:
                 f"{self._what} returned an observation of shape {np.shape(obs)}; its space says "
                 f"{self._spec.observation_shape}"
             )
-        self._seen.obs[i] = obs
+        x = np.asarray(obs)
+        of_bytes = self._spec.observation_dtype == np.uint8
+        if of_bytes and x.dtype != np.uint8 and not _are_bytes(x):  # they would be cut off
+            raise RunError(
+                f"{self._what} returned an observation of {x.dtype}, from {x.min()} to {x.max()}; "
+                "its space says uint8, which are whole numbers from 0 to 255"
+            )
+        self._seen.obs[i] = x
 
     def _blank(self) -> HostStep:
         """Results to be filled in, not shared with those handed out before."""
@@ -220,6 +228,11 @@ class GymnasiumSimulator:
             score=np.zeros(n, np.float32),
             game_over=np.zeros(n, bool),
         )
+
+
+def _are_bytes(x: np.ndarray) -> bool:
+    """Whether all of them are whole numbers from 0 to 255."""
+    return bool(((x >= 0) & (x <= 255) & (x == np.floor(x))).all())
 
 
 def taken(space: Any, action: Any) -> np.ndarray:

@@ -11,6 +11,7 @@ caller does not use of the two costs nothing: XLA removes it.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -321,17 +322,30 @@ def _check(config: Sizes, spec: EnvSpec, module: nn.Module, size: int) -> None:
     """Raise a `RunError` unless a network from outside the package returns what it should."""
     if ":" not in config.network:
         return
-    obs = jax.ShapeDtypeStruct((2, *spec.observation_shape), spec.observation_dtype)
-    should = (jax.ShapeDtypeStruct((2, size), jnp.float32), jax.ShapeDtypeStruct((2,), jnp.float32))
-    what = f"network {config.network!r}, called with observations {show_arrays(obs)}"
+    normalized = config.algo.normalize_observations
+    dtype = jnp.float32 if normalized else spec.observation_dtype
     init, apply = _functions(config, module, spec)
-    with errors_in_one_line(what):
-        out = jax.eval_shape(lambda obs: apply(init(jax.random.key(0)), obs), obs)
-    if show_arrays(out) != show_arrays(should):
-        raise RunError(
-            f"{what}, returned {show_arrays(out)}; it should return (policy, value), "
-            f"{show_arrays(should)}"
-        )
+    meaning = ", the means and then the logarithms of the standard deviations of the actions"
+    several = next(n for n in itertools.count(3) if n not in (size, *spec.observation_shape))
+    for batch in (several, 1):
+        obs = jax.ShapeDtypeStruct((batch, *spec.observation_shape), dtype)
+        should = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((batch, size), (batch,))]
+        what = f"network {config.network!r}, called with observations {show_arrays(obs)}"
+        what += ", as they are normalized" * (normalized and dtype != spec.observation_dtype)
+        with errors_in_one_line(what):
+            params = jax.eval_shape(init, jax.random.key(0))
+            out = jax.eval_shape(apply, params, obs)
+        if show_arrays(out) != show_arrays(tuple(should)):
+            raise RunError(
+                f"{what}, returned {show_arrays(out)}; it should return (policy, value), "
+                f"{show_arrays(tuple(should))}" + meaning * isinstance(spec.action, Box)
+            )
+    for path, x in jax.tree_util.tree_flatten_with_path(params)[0]:
+        if x.dtype != jnp.float32:
+            raise RunError(
+                f"network {config.network!r} has the parameter {jax.tree_util.keystr(path)} of "
+                f"{x.dtype}; parameters should be float32 (flax: dtype=, not param_dtype=)"
+            )
 
 
 # --- modules --------------------------------------------------------------------------------

@@ -119,6 +119,18 @@ def without_effect(config: Sizes, spec: EnvSpec) -> str | None:
     return f"{', '.join(options)} {have} no effect on network {name!r}" if options else None
 
 
+def axes_told(config: Sizes, spec: EnvSpec) -> str | None:
+    """What the user is told of images whose channels seem to come first, as in PyTorch."""
+    shape = spec.observation_shape
+    if ":" in config.network or len(shape) != 3 or shape[0] > 4 or min(shape[1:]) < 8:
+        return None
+    rows, columns, channels = shape
+    return (
+        f"observations {list(shape)} are read as images of {rows} by {columns} pixels with "
+        f"{channels} channels; put the channels last if they are the first axis"
+    )
+
+
 def _automatic(shape: tuple[int, ...]) -> str:
     """The network that published scores are made with: Procgen's images of 64 by 64 pixels go with
     IMPALA's network, on which DQN's generalizes worse (https://arxiv.org/abs/1912.01588), Atari's

@@ -157,7 +157,7 @@ class Agent:
 
         episodes = given_number("episodes", episodes)
         chosen = range(self.config.num_seeds) if agents is None else agents
-        if np.ndim(chosen) != 1 or len(chosen) == 0:
+        if not isinstance(chosen, Sequence | np.ndarray) or len(chosen) == 0:
             raise RunError(f"agents={chosen!r} should be a list of the numbers of agents, or None")
         for agent in chosen:
             _check_agent(agent, self.config)

@@ -127,7 +127,7 @@ def modules_of_ones_own() -> list[str]:
     known = (str(PACKAGE) + os.sep, os.path.dirname(os.__file__) + os.sep)
     return [
         name
-        for name, module in sys.modules.items()
+        for name, module in list(sys.modules.items())
         if name != "__main__"
         # Not getattr, for which a lazy module would be imported.
         and isinstance(file := getattr(module, "__dict__", {}).get("__file__"), str)
@@ -210,7 +210,8 @@ def last_change(library: str) -> float | None:
     module = sys.modules.get(library)
     if module is None or module.__file__ is None:
         return None
-    return max(path.stat().st_ctime for path in Path(module.__file__).parent.rglob("*.py"))
+    there = Path(module.__file__).parent.rglob("*.py")
+    return max((path.stat().st_ctime for path in there), default=None)
 
 
 def _folder() -> Path | None:

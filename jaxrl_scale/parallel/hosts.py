@@ -441,6 +441,7 @@ class Hosts:
         self._ending.acquire()  # never released: one message, one status
         with contextlib.suppress(Exception):
             self._before_end()
+        with contextlib.suppress(Exception):
             if failure.status == MISTAKE:
                 self._after_mistake()
         k = failure.process

@@ -69,7 +69,8 @@ def entered(
             "--run_dir (or set PYTHONUTF8=1, if it is the locale that is not UTF-8)"
         ) from None
     if hosts.leader and not given:
-        wanted = _made_for_one(wanted)
+        made = wanted = _made_for_one(wanted)
+        hosts.after_mistake(lambda: shutil.rmtree(made, ignore_errors=True))
     path = Path(hosts.gather("run directory", wanted)[0])
     with io_errors(path):
         others = set(os.listdir(path)) if given and path.is_dir() else None
@@ -112,9 +113,11 @@ def _made_for_one(path: str) -> str:
     """A directory that this process has made: the path, with a number where several runs start in
     the same second."""
     number, numbered = 1, path
+    with io_errors(Path(path)):
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
     while True:
         with io_errors(Path(numbered)), suppress(FileExistsError):
-            Path(numbered).mkdir(parents=True)
+            os.mkdir(numbered)
             return numbered
         number += 1
         numbered = f"{path}-{number}"

@@ -32,7 +32,8 @@ def exploited(scores: Sequence[float | None], rng: np.random.Generator) -> list[
     replaced = {k for k, x in enumerate(scores) if x is None}
     if any(x is not None and np.isfinite(x) for x in scores):
         replaced |= {*order[:count]}
-    best = [k for k in order[-count:] if scores[k] is not None]
+    there = [k for k in order[-count:] if scores[k] is not None]
+    best = [k for k in there if scores[k] != -np.inf] or there
     drawn = {k: int(rng.choice(best)) for k in sorted(replaced) if best}
     return [drawn.get(k, k) for k in range(len(scores))]
 

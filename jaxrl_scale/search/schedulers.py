@@ -62,7 +62,7 @@ def train_rungs(
             go = "goes" if len(kept) == 1 else "go"
             of_all = f"{len(kept)} of {how_many(of, 'setting')} {go} on"
             if not any(map(results.is_known, compared)):
-                of_all += ", the first ones: no agent has ended an episode yet; try fewer --rungs"
+                of_all += "; no agent has ended an episode yet, so the first were taken"
             print(f"rung {rung + 1} of {last}: {of_all}", flush=True)
             before, parts = chunks, _side_by_side(folder / f"rung{rung + 1}.json", plan, kept)
     return Trained(found, list(settings), [[setting] for setting in settings])
