@@ -27,7 +27,7 @@ def check_env(env: Any, name: str | None = None, repeats: bool = True) -> None:
     is not seen.
 
     An environment on the host (`jaxrl_scale.types.HostEnvironment`) cannot be traced: two of it
-    begin and make a step.
+    begin and make a step, and two others with the same seeds, which should show the same.
 
     Args:
       name: what the error calls the environment; its class by default.
@@ -80,7 +80,8 @@ def check_env(env: Any, name: str | None = None, repeats: bool = True) -> None:
 
 
 def _check_host(what: str, env: Any) -> None:
-    """Whether the methods of an environment on the host do what they should, by a step of two."""
+    """Whether the methods of an environment on the host do what they should, by a step of two, and
+    whether all follows from their seeds, by a step of two others."""
     if not callable(getattr(env, "facts", None)):
         raise RunError(f"{what} has no method facts()")
     with errors_in_one_line(f"{what}: facts"):
