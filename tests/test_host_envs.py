@@ -198,7 +198,7 @@ def test_a_host_environment_of_ones_own_is_found_by_its_name_and_tried(monkeypat
     assert Poles.alive == alive
     with pytest.raises(RunError, match=r"spec.action.n=-1 should be"):
         envs.make(OF_MY_OWN, actions=-1)
-    with pytest.raises(RunError, match="env_kwargs.lives='no' should be a whole number"):
+    with pytest.raises(RunError, match=r"env_kwargs.lives='no' should be a whole number"):
         envs.make(OF_MY_OWN, lives="no")
 
 
