@@ -329,7 +329,7 @@ def test_agents_go_on_from_where_their_parents_stopped_and_from_nowhere_else(mon
     ],
 )
 def test_the_file_of_a_sweep_says_all_that_it_depends_on(monkeypatch, given, more):
-    monkeypatch.setattr(sweep, "begin", lambda folder, told, divided: told)
+    monkeypatch.setattr(sweep, "begin", lambda folder, told, *_: told)
     given = [*given, "--algo.gamma=0.9,1", "--agents=16"]
     told = sweep._begun(sweep._asked(*sweep._parser().parse_known_args(given)))
     assert told.keys() == more | {
