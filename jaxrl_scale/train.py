@@ -124,8 +124,8 @@ def train(
     """
     resume = None if resume is None else given_path("resume", resume)
     config = checked(config, resume)
-    if not isinstance(name, str) or not name or "/" in name:
-        raise RunError(f"name={name!r} names the run directory; it should be a text without /")
+    if not isinstance(name, str) or not name or name[0] == "/" or ".." in name.split("/"):
+        raise RunError(f"name={name!r} should be a text that names a folder within runs/")
     if on_row is not None and not callable(on_row):
         raise RunError(f"on_row={on_row!r} should be a function that takes a row of metrics")
     clock = Clock(process_start or time.time(), config.target_return, seconds_compiling)
