@@ -8,7 +8,8 @@
 # with :ngpus=4 in the select for GPUs; Torque: -l nodes=2:ppn=8. qsub sends this file away, so it
 # finds everything from the folder where qsub was called. The run directory is runs/pbs-<job>, or
 # --run_dir among the OPTIONS; the job that is run again (-r y, after a lost host) resumes it, and
-# so does a new one with the same --run_dir, on any number of hosts that divides num_shards or num_seeds.
+# so does a new one with the same --run_dir, on any number of hosts that divides num_shards or
+# num_seeds.
 #
 # Signals, logs and exit status: launch/ranks.sh. `qsig -s TERM JOB`, and PBS itself some seconds
 # before it kills a job (kill_delay), make all save.
