@@ -85,7 +85,8 @@ def test_images_with_channels_in_front_are_told():
 
     assert told(4, 84, 84).startswith("observations [4, 84, 84] are read as images of 4 by 84 pix")
     assert told(3, 64, 64) is not None
-    assert told(4, 84, 84, network="mine:Net") is None
+    for network in ("mine:Net", "mlp"):  # which read none
+        assert told(4, 84, 84, network=network) is None
     for shape in ((84, 84, 4), (10, 10, 4), (64, 64, 3), (4, 4, 8), (4,), (3, 3, 84)):
         assert told(*shape) is None
 

@@ -121,8 +121,8 @@ def without_effect(config: Sizes, spec: EnvSpec) -> str | None:
 
 def axes_told(config: Sizes, spec: EnvSpec) -> str | None:
     """What the user is told of images whose channels seem to come first, as in PyTorch."""
-    shape = spec.observation_shape
-    if ":" in config.network or len(shape) != 3 or shape[0] > 4 or min(shape[1:]) < 8:
+    shape, no_image = spec.observation_shape, ":" in config.network or config.network == "mlp"
+    if no_image or len(shape) != 3 or shape[0] > 4 or min(shape[1:]) < 8:
         return None
     rows, columns, channels = shape
     return (
