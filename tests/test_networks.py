@@ -9,7 +9,7 @@ import pytest
 from jaxrl_scale.algos import ppo
 from jaxrl_scale.config import Config
 from jaxrl_scale.errors import RunError
-from jaxrl_scale.learning import networks
+from jaxrl_scale.learning import distributions, networks
 from jaxrl_scale.learning.initializers import orthogonal
 from jaxrl_scale.types import Box, Discrete, EnvSpec
 
@@ -43,7 +43,7 @@ def test_initial_weights_do_not_come_from_a_library_outside_xla(kind):
 
 
 def test_an_action_with_a_logit_of_minus_infinity_is_never_taken_and_spoils_nothing():
-    policy = networks.categorical(Discrete(4))
+    policy = distributions.categorical(Discrete(4))
     logits = jnp.asarray([-jnp.inf, 0.5, 0.5, -jnp.inf])
     taken = policy.sample(jax.random.key(0), jnp.broadcast_to(logits, (1000, 4)))
     assert set(taken.tolist()) == {1, 2}
@@ -121,7 +121,7 @@ def test_initial_weights_have_the_published_gains():
 
 
 def test_samples_of_a_gaussian_policy_have_its_means_and_deviations():
-    policy = networks.gaussian(Box(-1.0, 1.0, (2, 1)))
+    policy = distributions.gaussian(Box(-1.0, 1.0, (2, 1)))
     numbers = jnp.asarray([0.5, -2.0, np.log(0.3), np.log(2.0)])
     actions = policy.sample(jax.random.key(0), jnp.broadcast_to(numbers, (100_000, 4)))
     assert actions.shape == (100_000, 2, 1)

@@ -11,7 +11,7 @@ from running import differing, first_shared, run, small, time_at
 
 from jaxrl_scale.algos import ppo
 from jaxrl_scale.config import Config
-from jaxrl_scale.learning import networks
+from jaxrl_scale.learning import distributions, networks
 from jaxrl_scale.options import traced
 from jaxrl_scale.parallel.sums import local_pool
 from jaxrl_scale.types import Box, Discrete, EnvSpec
@@ -226,7 +226,7 @@ def test_a_shared_torso_has_one_torso():
 
 
 def test_samples_of_the_categorical_policy_have_its_probabilities():
-    policy = networks.categorical(Discrete(4))
+    policy = distributions.categorical(Discrete(4))
     logits = jnp.log(jnp.asarray([0.1, 0.2, 0.3, 0.4]))
     actions = policy.sample(jax.random.key(0), jnp.broadcast_to(logits, (100_000, 4)))
     np.testing.assert_allclose(np.bincount(actions) / 1e5, [0.1, 0.2, 0.3, 0.4], atol=0.006)

@@ -13,7 +13,7 @@ from running import first_shared, time_at
 from jaxrl_scale.algos import dqn, sac
 from jaxrl_scale.config import Config, check
 from jaxrl_scale.errors import RunError
-from jaxrl_scale.learning import networks, replay
+from jaxrl_scale.learning import distributions, networks, replay
 from jaxrl_scale.parallel.sums import local_pool
 from jaxrl_scale.types import Box, Discrete, EnvSpec
 
@@ -37,7 +37,7 @@ def small(own=None, **changes):
 def test_a_squashed_sample_has_the_density_of_its_slow_twin():
     rng = np.random.default_rng(0)
     policy, noise = 0.5 * rng.normal(size=(50, 6)), rng.normal(size=(50, 3))
-    action, log_prob = networks.squashed(jnp.float32(policy), jnp.float32(noise))
+    action, log_prob = distributions.squashed(jnp.float32(policy), jnp.float32(noise))
     std = np.exp(policy[:, 3:])
     x = policy[:, :3] + std * noise
     np.testing.assert_allclose(action, np.tanh(x), atol=1e-6)
@@ -49,7 +49,7 @@ def test_the_density_of_actions_adds_up_to_1():
     noise = jnp.linspace(-8, 8, 20_001)[:, None]
     for mean, log_std in ((0.0, 0.0), (0.7, -1.0), (-1.5, 0.3)):
         policy = jnp.broadcast_to(jnp.asarray([mean, log_std]), (len(noise), 2))
-        action, log_prob = networks.squashed(policy, noise)
+        action, log_prob = distributions.squashed(policy, noise)
         total = np.trapezoid(np.exp(log_prob), action[:, 0])
         assert total == pytest.approx(1, abs=1e-3)
 
@@ -58,7 +58,7 @@ def test_the_density_of_an_action_at_the_bound_is_right_and_has_a_gradient():
     """There 1 - tanh² is 0 in float32, and its logarithm no number."""
 
     def log_prob(mean):
-        return networks.squashed(jnp.stack([mean, jnp.zeros_like(mean)]), jnp.zeros(1))[1]
+        return distributions.squashed(jnp.stack([mean, jnp.zeros_like(mean)]), jnp.zeros(1))[1]
 
     for mean in (-60.0, -12.0, 12.0, 60.0):
         value, slope = jax.value_and_grad(log_prob)(jnp.float32(mean))
@@ -71,7 +71,7 @@ def test_the_density_of_an_action_at_the_bound_is_right_and_has_a_gradient():
 
 def test_the_slope_of_the_hyperbolic_tangent_has_the_derivative_of_its_slow_twin():
     x = np.concatenate([np.linspace(-4, 4, 81), [-30.0, 30.0]])
-    value, derivative = jax.vmap(jax.value_and_grad(networks.log_slope))(jnp.float32(x))
+    value, derivative = jax.vmap(jax.value_and_grad(distributions.log_slope))(jnp.float32(x))
 
     def twin(x):
         return math.log(4) - 2 * np.logaddexp(x, -x)
@@ -82,7 +82,7 @@ def test_the_slope_of_the_hyperbolic_tangent_has_the_derivative_of_its_slow_twin
 
 def test_a_deviation_stays_within_its_bounds():
     for given, kept in ((-30.0, -20.0), (5.0, 2.0)):
-        _, log_prob = networks.squashed(jnp.asarray([0.0, given]), jnp.zeros(1))
+        _, log_prob = distributions.squashed(jnp.asarray([0.0, given]), jnp.zeros(1))
         assert float(log_prob) == pytest.approx(-NORMAL - kept)
 
 

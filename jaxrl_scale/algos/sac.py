@@ -16,7 +16,7 @@ from jax.flatten_util import ravel_pytree
 
 from jaxrl_scale.algos import common, q_learning
 from jaxrl_scale.algos.q_learning import Shared
-from jaxrl_scale.learning import networks, normalize, optim, replay
+from jaxrl_scale.learning import distributions, networks, normalize, optim, replay
 from jaxrl_scale.options import Sizes, option, register
 from jaxrl_scale.types import Algorithm, Array, EnvSpec, Key, Metrics, Pool, PyTree, Rollout, Time
 
@@ -89,14 +89,14 @@ def loss(
     temperature = jnp.exp(params["log_temperature"])
     still = jax.lax.stop_gradient
 
-    action, log_prob = networks.squashed(network.policy(params["policy"], next_obs), noise[1])
+    action, log_prob = distributions.squashed(network.policy(params["policy"], next_obs), noise[1])
     value = network.values(target_values, next_obs, action).min(-1)
     reward, discount = replay.n_step(batch.reward, batch.terminated, batch.truncated, options.gamma)
     target = replay.bootstrap(reward, discount, value - temperature * log_prob)
     q = network.values(params["values"], obs, batch.action)
     error = jnp.where(batch.valid[:, None], q - still(target)[:, None], 0.0)
 
-    action, log_prob = networks.squashed(network.policy(params["policy"], obs), noise[0])
+    action, log_prob = distributions.squashed(network.policy(params["policy"], obs), noise[0])
     value = network.values(still(params["values"]), obs, action).min(-1)
     wanted = -float(network.size) if options.target_entropy is None else options.target_entropy
     parts = {
@@ -144,7 +144,7 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         else:
             key_noise, key_uniform = jax.random.split(key)
             shape = len(obs), network.size
-            action, _ = networks.squashed(policy, jax.random.normal(key_noise, shape))
+            action, _ = distributions.squashed(policy, jax.random.normal(key_noise, shape))
             if local is not None:
                 anything = jax.random.uniform(key_uniform, shape, minval=-1.0)
                 action = jnp.where(actor.uniform, anything, action)
