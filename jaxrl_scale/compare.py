@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_scale import commands, report, scaling
+from jaxrl_scale import child_runs, commands, report
 from jaxrl_scale.config import Config, command_line, files
 from jaxrl_scale.envs import scores
 from jaxrl_scale.errors import (
@@ -101,9 +101,9 @@ def train(task: Task, before: str = "") -> int:
 
     def launch(arguments: Sequence[str], run: Path) -> int:
         program = [sys.executable, "-m", "jaxrl_scale.train", *arguments]
-        return scaling.together(run, program, [dict(os.environ)])
+        return child_runs.together(run, program, [dict(os.environ)])
 
-    return scaling.train(task.run, task.options, launch, before)
+    return child_runs.train(task.run, task.options, launch, before)
 
 
 # --- results --------------------------------------------------------------------------------
@@ -314,7 +314,7 @@ def _command(argv: list[str]) -> int:
             train(task, f"[{k}/{len(tasks)}] ")
             unfinished += not finished(task.run)
     write_results(args.run_dir)
-    return scaling.told(unfinished)
+    return child_runs.status_of_all(unfinished)
 
 
 if __name__ == "__main__":

@@ -26,15 +26,12 @@ import argparse
 import functools
 import itertools
 import os
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxrl_scale import commands
+from jaxrl_scale import child_runs, commands
 from jaxrl_scale.config import Config, command_line
 from jaxrl_scale.envs import make
 from jaxrl_scale.errors import (
@@ -50,8 +47,8 @@ from jaxrl_scale.errors import (
 )
 from jaxrl_scale.options import largest_divisor
 from jaxrl_scale.parallel.machine import free_port, visible_cores, visible_gpus
-from jaxrl_scale.records.past_run import finished, last_error, read_trace
-from jaxrl_scale.records.run_directory import io_errors, replace_file, short, write_json
+from jaxrl_scale.records.past_run import finished
+from jaxrl_scale.records.run_directory import replace_file, short, write_json
 from jaxrl_scale.records.study import (
     Point,
     all_series,
@@ -60,10 +57,6 @@ from jaxrl_scale.records.study import (
     prepare,
     read_study,
 )
-from jaxrl_scale.records.terminal import compact, duration, number
-
-DEFAULTS = ("--wandb=disabled", "--tensorboard=false")  # for every run; options may say otherwise
-
 
 # --- what to run ----------------------------------------------------------------------------
 
@@ -136,132 +129,23 @@ def run_all(points: Sequence[Point], folder: Path, args: Any, options: Sequence[
     for k, (repeat, seed, point) in enumerate(turns, 1):
         run = folder / point.name / f"seed{seed}-repeat{repeat}"
         arguments = ["--config", args.config, *options, *settings(point, seed)]
-        train(run, arguments, functools.partial(launch, point), f"[{k}/{len(turns)}] ")
+        child_runs.train(run, arguments, functools.partial(launch, point), f"[{k}/{len(turns)}] ")
         unfinished += not finished(run)
     return unfinished
-
-
-def train(
-    run: Path,
-    arguments: Sequence[str],
-    launch: Callable[[Sequence[str], Path], int],
-    before: str = "",
-) -> int:
-    """Begin or resume a run that has not come to its end, and say how it went.
-
-    Args:
-      run: its directory.
-      arguments: the trainer's, with which the run begins. A resumed run takes only the new values
-        of options that its result does not depend on.
-      launch: ``(arguments, run) -> exit status`` trains.
-      before: what the line about the run begins with.
-
-    Returns:
-      The trainer's exit status.
-    """
-    began = time.monotonic()
-    title = f"{before}{short(run)}"
-    if finished(run):
-        print(f"{title}: it was done before", flush=True)
-        return FINISHED
-    if (run / "config.json").exists():
-        arguments = ["--resume", str(run), *command_line.changeable(arguments)]
-    else:
-        arguments = [*DEFAULTS, *arguments, f"--run_dir={run}"]
-    status = launch(arguments, run)
-    if finished(run):
-        trace = read_trace(run)
-        said = f"{compact(trace.speed)} steps/s, return {number(trace.score)}"
-        print(f"{title}: {said}, {duration(time.monotonic() - began)}", flush=True)
-    else:
-        print(f"{title}: exit status {status}: {last_error(run)}", flush=True)
-    return status
 
 
 def launch(point: Point, arguments: Sequence[str], run: Path) -> int:
     """Train in processes of their own. Returns the first exit status that is not 0."""
     program = [sys.executable, "-m", "jaxrl_scale.train", *arguments]
-    environment = {k: v for k, v in os.environ.items() if k not in coordinates("", 0, 0)}
+    environment = {k: v for k, v in os.environ.items() if k not in child_runs.coordinates("", 0, 0)}
     if point.nodes:
         cores = [f"--cpus-per-task={point.threads}"] if point.threads else []
         tasks = [f"--ntasks={point.all_processes}", f"--ntasks-per-node={point.processes}"]
         program = ["srun", f"--nodes={point.nodes}", *tasks, *cores, *program]
-        return together(run, program, [environment])
+        return child_runs.together(run, program, [environment])
     address, count = f"127.0.0.1:{free_port()}", point.processes
-    own = [environment | coordinates(address, count, k) for k in range(count)]
-    return together(run, program, own, point.threads)
-
-
-def together(
-    run: Path,
-    program: Sequence[str],
-    environments: Sequence[Mapping[str, str]],
-    threads: int | None = None,
-) -> int:
-    """Run a program in a process for each of the environments, maybe on as many cores each. What
-    they print goes into a run directory, and the last line of process 0 to a terminal. Returns the
-    first exit status that is not 0."""
-    running: list[subprocess.Popen[bytes]] = []
-    with io_errors(run), ExitStack() as leave:
-        run.mkdir(parents=True, exist_ok=True)
-        for k, environment in enumerate(environments):
-            log = leave.enter_context(open(run / f"process{k}.log", "ab"))
-            with pinned(threads, k):
-                process = subprocess.Popen(
-                    program,
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                )
-            running.append(process)
-            leave.callback(stop, process)
-        with commands.working(f"{short(run)}: starting") as show:
-            while waited := [process for process in running if process.poll() is None]:
-                with suppress(subprocess.TimeoutExpired):
-                    waited[0].wait(timeout=0.5)
-                if line := last_line(run / "process0.log"):
-                    show(f"{line}  {short(run)}")  # what does not fit is cut off behind
-    return next((process.returncode for process in running if process.returncode), 0)
-
-
-def last_line(log: Path) -> str:
-    """The last line that stands in a log, with single spaces between its words."""
-    with open(log, "rb") as file:
-        file.seek(-min(log.stat().st_size, 1000), os.SEEK_END)
-        lines = file.read().decode(errors="replace").splitlines()
-    return " ".join(lines[-1].split()) if lines else ""
-
-
-def coordinates(address: str, count: int, k: int) -> dict[str, str]:
-    """How process ``k`` of ``count`` finds the others."""
-    return {
-        "JAX_COORDINATOR_ADDRESS": address,
-        "JAX_NUM_PROCESSES": str(count),
-        "JAX_PROCESS_ID": str(k),
-    }
-
-
-@contextmanager
-def pinned(threads: int | None, k: int) -> Iterator[None]:
-    """Processes that are started in this context may use the ``k``-th block of ``threads`` cores
-    only. macOS cannot bind processes to cores."""
-    if threads is None or not hasattr(os, "sched_setaffinity"):
-        yield
-        return
-    ours = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, ours[k * threads : (k + 1) * threads])
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, ours)
-
-
-def stop(process: subprocess.Popen[bytes]) -> None:
-    """Let a run that still trains save and end."""
-    if process.poll() is None:
-        process.terminate()
-        process.wait()
+    own = [environment | child_runs.coordinates(address, count, k) for k in range(count)]
+    return child_runs.together(run, program, own, point.threads)
 
 
 # --- a study's folder -----------------------------------------------------------------------
@@ -418,17 +302,7 @@ def _command(argv: list[str]) -> int:
     with commands.stoppable():
         unfinished = run_all(points, folder, args, options)
     write_results(folder, args.worst_return)
-    return told(unfinished)
-
-
-def told(unfinished: int) -> int:
-    """Say how many runs did not end well; returns the exit status."""
-    if unfinished:
-        print(
-            f"error: {how_many(unfinished, 'run')} did not end well; the same command tries again",
-            file=sys.stderr,
-        )
-    return UNFINISHED if unfinished else FINISHED
+    return child_runs.status_of_all(unfinished)
 
 
 if __name__ == "__main__":

@@ -10,13 +10,12 @@ from __future__ import annotations
 import argparse
 import gc
 import os
-import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 from jaxrl_scale import commands, envs
 from jaxrl_scale.config import Config, command_line, files
@@ -42,27 +41,12 @@ from jaxrl_scale.parallel.hosts import Hosts, join
 from jaxrl_scale.records.checkpoint import is_shared
 from jaxrl_scale.records.past_run import finished
 from jaxrl_scale.records.progress import Clock
-from jaxrl_scale.records.run_directory import (
-    io_errors,
-    plain,
-    read_object,
-    refuse_run,
-    short,
-    write_json_once,
-)
-from jaxrl_scale.search import conclusion, model, orders, results, rungs, space
+from jaxrl_scale.records.run_directory import short
+from jaxrl_scale.search import conclusion, model, orders, rungs, space, stages, sweep_file
 from jaxrl_scale.search.orders import Order
-from jaxrl_scale.search.plan import MOST, Chunk, Plan, Start, configs_of, shown
-from jaxrl_scale.search.results import Outcome, Ranked
-from jaxrl_scale.search.schedulers import (
-    TrainAll,
-    Trained,
-    train_batches,
-    train_history,
-    train_population,
-    train_rungs,
-)
+from jaxrl_scale.search.plan import MOST, Chunk, Plan, Start, configs_of
 from jaxrl_scale.search.space import Range, Setting
+from jaxrl_scale.search.stages import Search
 from jaxrl_scale.train import Stretch, settings_told, train_among
 
 # --- training -------------------------------------------------------------------------------
@@ -86,7 +70,7 @@ def train_chunk(
         return True
     order = Order(chunk, start and start.of(chunk), (path / "config.json").exists())
     if not (order.resume or start):
-        _check_origin(folder, chunk.config)
+        sweep_file.check_origin(folder, chunk.config)
     if agreed := orders.agreed(hosts, stop, order):
         _obey(hosts, stop, folder, agreed)
     if not finished(path, chunk.until):
@@ -141,61 +125,6 @@ def _obey(hosts: Hosts, stop: StopRequest, folder: Path, order: Order) -> None:
     # The programs are in cycles of objects. Each run maps a thousand pieces of memory, of which the
     # kernel grants a process 65,530, and Python would collect them long after that.
     gc.collect()
-
-
-def _check_origin(folder: Path, config: Config) -> None:
-    """Raise a `RunError` where a run would begin from another policy than those of the sweep that
-    began before it, because the run that they begin from has trained on."""
-    recorded = read_object(folder / "sweep.json").get("init_from")
-    if config.init_from and recorded:
-        now = origin.policy(config)
-        if now["digest"] != recorded["digest"]:
-            raise RunError(
-                f"init_from={config.init_from} has trained on since this sweep began: it is at "
-                f"iteration {now['iteration']}, and other agents began from iteration "
-                f"{recorded['iteration']}; begin another sweep with another --run_dir"
-            )
-
-
-# --- the folder -----------------------------------------------------------------------------
-
-
-def begin(
-    folder: Path,
-    sweep: dict[str, Any],
-    divided: Callable[[], list[list[int]]],
-    begins_from: Callable[[], dict[str, Any]] = dict,
-) -> Any:
-    """Write ``sweep.json``, which says what is searched and which settings train side by side. The
-    latter depends on the memory that is free, and a sweep that goes on keeps to it.
-
-    Args:
-      sweep: what the sweep is.
-      divided: decides what a new sweep trains side by side.
-      begins_from: of a new sweep, the policy from which all agents begin; empty if there is none.
-
-    Returns:
-      What trains side by side. Raises a `RunError` where the folder holds another sweep.
-    """
-    path, told = folder / "sweep.json", plain(sweep)
-    if not path.exists():
-        refuse_run(folder)
-        mine = {"init_from": begins_from(), "chunks": divided()}
-        mine |= {"command": shlex.join(["python", *sys.orig_argv[1:]])}
-        with io_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-        write_json_once(path, told | mine)  # jobs of an array may begin at the same time
-    there = read_object(path)
-    if isinstance(config := there.get("config"), dict):  # earlier versions wrote more of it
-        there["config"] = {name: config[name] for name in config.keys() & told["config"].keys()}
-    for name in told:
-        if there.get(name) != told[name]:
-            another = f"other {name}" if name.endswith("s") else f"another {name}"
-            raise RunError(
-                f"{short(folder)} holds a sweep with {another}; choose another --run_dir, or "
-                f"repeat its command: {there.get('command', '')}"
-            )
-    return there["chunks"]
 
 
 # --- the command ----------------------------------------------------------------------------
@@ -311,22 +240,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return commands.run(_command, argv, "\ninterrupted; the same command continues")
 
 
-class Asked(NamedTuple):
-    """What a command line asks for, checked."""
-
-    args: argparse.Namespace  # the sweep's own options
-    base: Config  # to which the settings are changes
-    ranges: list[Range]
-    settings: list[Setting]  # the first of them, where a model proposes more
-    plan: Plan
-
-
 def _command(argv: list[str]) -> int:
     args, rest = _parser().parse_known_args(space.with_file(argv))
-    asked = _asked(args, rest)
+    search = _asked(args, rest)
     launch = command_line.load_launch(rest)
     cluster = find(launch, os.environ)
-    processes, shards = cluster.num_processes, asked.base.num_shards
+    processes, shards = cluster.num_processes, search.base.num_shards
     if shards % processes:
         raise RunError(
             f"{processes} processes do not divide num_shards={shards}; "
@@ -336,25 +255,29 @@ def _command(argv: list[str]) -> int:
     with hosts.end_together(), jax_settings_restored():
         if hosts.leader and (told := settings_told(rest)):
             print(told)
-        given = {**vars(args), **{each.option: each for each in asked.ranges}}
+        given = {**vars(args), **{each.option: each for each in search.ranges}}
         hosts.check_alike(
-            prepare.settings(asked.base, None) | {k: str(x) for k, x in given.items()}
+            prepare.settings(search.base, None) | {k: str(x) for k, x in given.items()}
         )
         if hosts.several or args.perturb_every:
-            backend.initialize(asked.base, hosts)
-        _check_copies(asked.base, args.perturb_every)
-        parts = _begun(asked) if hosts.leader else []
+            backend.initialize(search.base, hosts)
+        _check_copies(search.base, args.perturb_every)
+        parts = _begin(search, args.task) if hosts.leader else []
         if not is_shared(args.run_dir, hosts):
             raise RunError(
                 f"{short(args.run_dir)} is not one folder for all processes, as that of a sweep "
                 "has to be; choose a --run_dir that all of them see"
             )
-        status = _lead(asked, parts, hosts) if hosts.leader else follow(hosts, args.run_dir)
+        if hosts.leader:
+            status = _lead(search, parts, hosts, args.task)
+        else:
+            status = follow(hosts, args.run_dir)
         hosts.close()
     return status
 
 
-def _asked(args: argparse.Namespace, rest: list[str]) -> Asked:
+def _asked(args: argparse.Namespace, rest: list[str]) -> Search:
+    """The sweep that a command line asks for, checked; ``rest`` are the options of the runs."""
     base, ranges = space.split(rest)
     settings = _settings(args, ranges)
     if args.perturb_every >= base.num_iterations:
@@ -373,7 +296,21 @@ def _asked(args: argparse.Namespace, rest: list[str]) -> Asked:
     stops = [rungs.iterations(each, args.rungs, args.factor) for each in configs]
     seeds_of_each = range(base.seed, base.seed + args.seeds)
     plan = Plan(configs, stops, seeds_of_each, args.chunk, args.fresh_seeds)
-    return Asked(args, base, ranges, settings, plan)
+    return Search(
+        base=base,
+        ranges=ranges,
+        settings=settings,
+        plan=plan,
+        folder=args.run_dir,
+        agents=args.agents,
+        draw=args.draw,
+        draw_seed=args.draw_seed,
+        rungs=args.rungs,
+        factor=args.factor,
+        perturb_every=args.perturb_every,
+        finalists=args.finalists,
+        fresh_seeds=args.fresh_seeds,
+    )
 
 
 def _check_copies(base: Config, every: int) -> None:
@@ -387,158 +324,54 @@ def _check_copies(base: Config, every: int) -> None:
         )
 
 
-def _begun(asked: Asked) -> list[list[int]]:
-    """As `begin`."""
-    args = asked.args
-    free = command_line.CHANGEABLE  # nothing that is found depends on it
-    config = {name: x for name, x in files.to_json(asked.base).items() if name not in free}
-    sweep = {"config": config, "settings": asked.settings, "seeds": list(asked.plan.seeds)}
-    sweep |= {name: getattr(args, name) for name in ("rungs", "factor", "perturb_every")}
-    sweep |= {name: getattr(args, name) for name in ("finalists", "fresh_seeds")}
-    if args.draw == "tpe" or args.perturb_every:  # which draw more than the settings
-        sweep |= {"draw_seed": args.draw_seed, "ranges": [str(each) for each in asked.ranges]}
-    if args.draw == "tpe":
-        sweep |= {"agents": args.agents}
+def _begin(search: Search, task: int | None) -> list[list[int]]:
+    """Begin the sweep, or go on with it. Returns which settings train side by side first."""
+    base = search.base
 
     def checked(parts: list[list[int]]) -> list[list[int]]:
-        if args.task is not None and args.task >= len(parts):
-            raise RunError(f"--task={args.task} should be below {len(parts)}, the chunks")
+        if task is not None and task >= len(parts):
+            raise RunError(f"--task={task} should be below {len(parts)}, the chunks")
         return parts
 
     def begins_from() -> dict[str, Any]:
-        return origin.policy(asked.base) if asked.base.init_from else {}
+        return origin.policy(base) if base.init_from else {}
 
     def divided() -> list[list[int]]:
-        return checked(_divided(args, asked.plan))
+        return checked(_divided(search))
 
-    return checked(begin(args.run_dir, sweep, divided, begins_from))
+    return checked(sweep_file.begin(search.folder, search.to_json(), divided, begins_from))
 
 
-def _lead(asked: Asked, parts: list[list[int]], hosts: Hosts) -> int:
+def _lead(search: Search, parts: list[list[int]], hosts: Hosts, task: int | None) -> int:
     """What process 0 does: it decides what all train, and writes what came of it. Returns the exit
     status of all.
 
     Args:
       parts: which settings train side by side first.
+      task: the chunk that is all there is to train; None: the whole sweep.
     """
-    args, found = asked.args, None
+    folder, found = search.folder, None
     with StopRequest(hosts.several) as stop:
-        if args.task is None:
-            found = _search(asked, parts, partial(train_all, hosts, stop, args.run_dir))
+        if task is None:
+            found = stages.train(search, parts, partial(train_all, hosts, stop, folder))
             done = found is not None
         else:
-            position = f"chunk {args.task} of {len(parts)}"
-            chunk = asked.plan.chunks(0, parts)[args.task]
-            done = train_chunk(hosts, stop, args.run_dir, chunk, position)
+            chunk = search.plan.chunks(0, parts)[task]
+            done = train_chunk(hosts, stop, folder, chunk, f"chunk {task} of {len(parts)}")
     if found:
-        conclusion.write(args.run_dir, asked.base, asked.ranges, *found, args.perturb_every)
+        conclusion.write(folder, search.base, search.ranges, *found, search.perturb_every)
     status = FINISHED if done else STOPPED
     orders.agreed(hosts, stop, Order(status=status))
     return status
 
 
-def _search(
-    asked: Asked, parts: list[list[int]], train: TrainAll
-) -> tuple[Trained, list[Ranked], list[Ranked], list[Outcome]] | None:
-    """Train all settings, the best of them with other seeds, and the best of these with fresh seeds
-    beside the starting config; None where a signal stopped it."""
-    args, base, ranges, settings, plan = asked
-    count = args.agents // args.seeds if args.draw == "tpe" else len(settings)
-    print(
-        f"{how_many(count, 'setting')} with {how_many(args.seeds, 'seed')} each, "
-        + ("in batches" if args.draw == "tpe" else how_many(len(parts), "chunk"))
-        + f"; in {short(args.run_dir)}",
-        flush=True,
-    )
-    if args.draw == "tpe":
-        seeds, most = plan.seeds, args.chunk
-        trained = train_batches(
-            base, ranges, settings, count, seeds, most, args.run_dir, args.draw_seed, train
-        )
-    elif args.perturb_every:
-        every, seed = args.perturb_every, args.draw_seed
-        trained = train_population(base, ranges, settings, args.run_dir, every, seed, train)
-    else:
-        trained = train_rungs(plan, settings, args.run_dir, parts, args.factor, train)
-    if trained is None:
-        return None
-    ranks = results.ranked(trained.found)
-    if all(one.iqm is None for one in ranks):
-        raise RunError(
-            "no agent of the search has a finite loss and return, so that no setting is the best; "
-            "smaller learning rates may help, or the environment returns NaN; the runs are in "
-            f"{short(args.run_dir)}",
-            NOT_FINITE,
-        )
-    finalists = _finalists(args, base, trained, ranks, train)
-    if finalists is None:
-        return None
-    best = finalists[0].setting
-    print(f"the best, {shown(trained.settings[best])}, and the starting config with fresh seeds")
-    fresh = _on_fresh_seeds(args, base, trained, best, train)
-    return None if fresh is None else (trained, ranks, finalists, fresh)
-
-
-def _finalists(
-    args: argparse.Namespace,
-    base: Config,
-    trained: Trained,
-    ranks: Sequence[Ranked],
-    train: TrainAll,
-) -> list[Ranked] | None:
-    """The best settings of those that were trained to the end, ranked by seeds that the search has
-    not seen, as the best of many owes a part of its score to luck. None where a signal stopped an
-    agent."""
-    last = [one for one in ranks if one.rung == ranks[0].rung][: args.finalists]
-    if len(last) == 1:
-        return last
-    found: list[Outcome] = []
-    for k, one in enumerate(last, 1):
-        print(f"finalist {k} of {len(last)}: {shown(trained.settings[one.setting])}", flush=True)
-        history, seeds = trained.histories[one.setting], _unused(args, trained, 0)
-        outcomes = train_history(
-            base, history, args.perturb_every, f"finalist{k}", seeds, args.run_dir, train
-        )
-        if outcomes is None:
-            return None
-        found += [each._replace(setting=one.setting, rung=one.rung) for each in outcomes]
-    return results.ranked(found)
-
-
-def _unused(args: argparse.Namespace, trained: Trained, block: int) -> range:
-    """Seeds that the search has not seen, those of the finalists (0) or the fresh ones (1)."""
-    first = max(one.seed for one in trained.found) + 1 + block * args.fresh_seeds
-    return range(first, first + args.fresh_seeds)
-
-
-def _on_fresh_seeds(
-    args: argparse.Namespace, base: Config, trained: Trained, best: int, train: TrainAll
-) -> list[Outcome] | None:
-    """The outcomes of the starting config, setting 0, and of the best, 1, with seeds that nothing
-    was trained with; None where a signal stopped an agent."""
-    fresh: list[Outcome] = []
-    unused = _unused(args, trained, 1 if args.finalists > 1 else 0)
-    histories: list[list[Setting]] = [[{}], trained.histories[best]]
-    for k, (name, history) in enumerate(
-        zip(("the starting config", "the best"), histories, strict=True)
-    ):
-        print(f"fresh seeds, {name}", flush=True)
-        found = train_history(
-            base, history, args.perturb_every, f"fresh{k}", unused, args.run_dir, train
-        )
-        if found is None:
-            return None
-        fresh += [one._replace(setting=k) for one in found]
-    return fresh
-
-
-def _divided(args: argparse.Namespace, plan: Plan) -> list[list[int]]:
+def _divided(search: Search) -> list[list[int]]:
     """Which settings train side by side on the first rung; a population does so as a whole."""
-    parts = plan.divide(range(len(plan.configs)))
-    if args.perturb_every and len(parts) > 1:
+    parts = search.plan.divide(range(len(search.settings)))
+    if search.perturb_every and len(parts) > 1:
         raise RunError(
             f"a population is one program, and this one would be {len(parts)}: its "
-            f"{len(plan.configs)} agents have to fit into the memory and into --chunk"
+            f"{len(search.settings)} agents have to fit into the memory and into --chunk"
         )
     return parts
 

@@ -561,6 +561,26 @@ class StepWithParams(Good):
         return super().step(key, state, action)
 
 
+class ActionFirst(Good):
+    def step(self, rng, action, state):
+        return super().step(rng, state, action)
+
+
+class OtherNames(Good):
+    """``simulate`` is its own affair, as it has the methods of a JAX environment."""
+
+    def step(self, k, s, a):
+        return self.simulate(k, s, a)
+
+    def simulate(self, k, s, a):
+        return super().step(k, s, a)
+
+
+def test_arguments_and_other_methods_may_have_any_name():
+    envs.check_env(OtherNames())
+    assert not envs.on_host(OtherNames())
+
+
 class NoReset(Good):
     reset = None
 
@@ -579,6 +599,11 @@ INSTANCE = Good()
             "StepWithParams",
             {},
             r": step\(key, state, action, params\) is called as step\(key, state, action\): mis",
+        ),
+        (
+            "ActionFirst",
+            {},
+            r": step\(rng, action, state\) is called as .* its arguments have another order",
         ),
         ("NoReset", {}, ": 'NoReset' was not called, because it should be a class with the"),
         ("INSTANCE", {}, ": 'INSTANCE' is an instance of Good; name the class instead"),

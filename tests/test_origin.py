@@ -137,7 +137,7 @@ def test_the_agents_of_a_sweep_begin_from_one_policy(runs, tmp_path, monkeypatch
     def begin(other, folder="sweep"):
         more = [f"--init_from={other}", f"--run_dir={tmp_path / folder}"]
         asked = sweep._asked(*sweep._parser().parse_known_args([*given, *more]))
-        (chunk,) = asked.plan.chunks(0, sweep._begun(asked))
+        (chunk,) = asked.plan.chunks(0, sweep._begin(asked, None))
         return chunk
 
     with pytest.raises(RunError, match="has 2 agents and this run 1; it should have 1 agent"):

@@ -12,7 +12,7 @@ FLOORS = (
     {"__main__"},
     {"compare", "sweep"},
     {"train", "evaluate", "export", "report", "runs", "scaling", "search"},
-    {"loop", "figures", "portable"},
+    {"loop", "figures", "portable", "child_runs"},
     {"records"},
     {"parallel"},
     {"config"},

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from processes import SMALL, Screen, options, rows, summary, well
 
-from jaxrl_scale import envs, scaling
+from jaxrl_scale import child_runs, envs, scaling
 from jaxrl_scale.config import Config, files
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.figures import scaling_plots
@@ -401,11 +401,11 @@ def test_a_terminal_shows_what_a_run_prints_while_it_trains(tmp_path, monkeypatc
     monkeypatch.setattr(sys, "stderr", Screen())
     text = "import sys, time; print('  6%   40 steps', flush=True); time.sleep(1.2); sys.exit(3)"
     run, program = tmp_path / "run", [sys.executable, "-c", text]
-    assert scaling.together(run, program, [dict(os.environ)]) == 3
+    assert child_runs.together(run, program, [dict(os.environ)]) == 3
     assert "6% 40 steps" in sys.stderr.getvalue()
-    assert scaling.last_line(run / "process0.log") == "6% 40 steps"
+    assert child_runs.last_line(run / "process0.log") == "6% 40 steps"
     (run / "process0.log").write_text("")
-    assert scaling.last_line(run / "process0.log") == ""
+    assert child_runs.last_line(run / "process0.log") == ""
 
 
 def test_a_tiny_series_trains_and_a_second_call_adds_to_it(world):
@@ -458,7 +458,7 @@ def test_an_interrupted_study_goes_on_where_it_was(world):
 
 def test_no_two_agents_of_a_point_have_the_same_seed(monkeypatch, tmp_path):
     begun = []
-    monkeypatch.setattr(scaling, "train", lambda run, arguments, *_: begun.append(arguments))
+    monkeypatch.setattr(child_runs, "train", lambda run, arguments, *_: begun.append(arguments))
     args, options = scaling.parse(["--config=none", "--seeds=3", "--", "--num_seeds=4", "--seed=1"])
     assert scaling.run_all([point(), point(processes=2)], tmp_path, args, options) == 6
     assert [told[-1] for told in begun] == [f"--seed={k}" for k in (1, 1, 5, 5, 9, 9)]

@@ -41,6 +41,8 @@ from jaxrl_scale.search import (
     results,
     rungs,
     space,
+    stages,
+    sweep_file,
 )
 from jaxrl_scale.search.orders import Order
 from jaxrl_scale.search.page import page
@@ -121,14 +123,14 @@ def test_where_a_value_lies_in_its_range(one, value, part):
     assert one.part(value) == pytest.approx(part)
 
 
-def sweep_file(folder, returned):
+def write_sweep(folder, returned):
     path = folder / "mine.py"
     path.write_text(f"def get_sweep():\n    return {returned}\n")
     return path
 
 
 def test_a_file_says_what_the_command_line_does_not(tmp_path):
-    path = sweep_file(
+    path = write_sweep(
         tmp_path,
         {
             **{"env": "Acrobot-v1", "agents": 8, "normalize": None, "draw_seed": 200_000},
@@ -328,10 +330,9 @@ def test_agents_go_on_from_where_their_parents_stopped_and_from_nowhere_else(mon
         ([], set()),
     ],
 )
-def test_the_file_of_a_sweep_says_all_that_it_depends_on(monkeypatch, given, more):
-    monkeypatch.setattr(sweep, "begin", lambda folder, told, *_: told)
+def test_the_file_of_a_sweep_says_all_that_it_depends_on(given, more):
     given = [*given, "--algo.gamma=0.9,1", "--agents=16"]
-    told = sweep._begun(sweep._asked(*sweep._parser().parse_known_args(given)))
+    told = sweep._asked(*sweep._parser().parse_known_args(given)).to_json()
     assert told.keys() == more | {
         *("config", "settings", "seeds"),
         *("rungs", "factor", "perturb_every", "finalists", "fresh_seeds"),
@@ -346,14 +347,14 @@ def test_of_jobs_that_begin_a_sweep_at_once_one_decides_what_trains_side_by_side
             together.wait(PATIENCE)
             return [[k]]
 
-        return sweep.begin(tmp_path / "sweep", {"seeds": (1, 2)}, divided)
+        return sweep_file.begin(tmp_path / "sweep", {"seeds": (1, 2)}, divided)
 
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(begin, range(8)))
     assert found == [json.loads((tmp_path / "sweep" / "sweep.json").read_text())["chunks"]] * 8
     assert [path.name for path in (tmp_path / "sweep").iterdir()] == ["sweep.json"]
     with pytest.raises(RunError, match="holds a sweep with other seeds; choose another"):
-        sweep.begin(tmp_path / "sweep", {"seeds": (1, 3)}, list)
+        sweep_file.begin(tmp_path / "sweep", {"seeds": (1, 3)}, list)
 
 
 # --- what is found --------------------------------------------------------------------------
@@ -388,18 +389,20 @@ def test_where_the_interquartile_mean_is_the_same_a_seed_that_learned_nothing_co
 def test_a_setting_that_was_stopped_is_no_finalist_and_a_finalist_alone_is_the_best():
     found = [Outcome(k, 0, int(k == 2), float(k), [], "chunk0", k) for k in range(4)]
     ranks = results.ranked(found)
-    args = sweep._parser().parse_args(["--finalists=3"])
+    search = sweep._asked(
+        *sweep._parser().parse_known_args(["--algo.gamma=0.9,1", "--finalists=3"])
+    )
     assert [one.setting for one in ranks] == [2, 3, 1, 0]
-    assert sweep._finalists(args, Config(), Trained(found, [], []), ranks, None) == ranks[:1]
+    assert stages.finals(search, Trained(found, [], []), ranks, None) == ranks[:1]
 
 
 def test_where_no_agent_has_a_score_no_setting_is_the_best(monkeypatch, tmp_path):
     given = ["--algo.gamma=0.9,1", "--agents=2", "--seeds=1", f"--run_dir={tmp_path}"]
     asked = sweep._asked(*sweep._parser().parse_known_args(given))
     found = [Outcome(setting, 0, 0, None, [], "chunk0", setting) for setting in (0, 1)]
-    monkeypatch.setattr(sweep, "train_rungs", lambda *_: Trained(found, asked.settings, [[], []]))
+    monkeypatch.setattr(stages, "train_rungs", lambda *_: Trained(found, asked.settings, [[], []]))
     with pytest.raises(RunError, match="no agent of the search has a finite loss") as told:
-        sweep._search(asked, [[0, 1]], None)
+        stages.train(asked, [[0, 1]], None)
     assert told.value.status == 3
 
 
@@ -1094,7 +1097,7 @@ def saved(run_dir, runner):
 )
 def test_mistakes_are_told_in_one_line(monkeypatch, capsys, tmp_path, changes, said):
     monkeypatch.chdir(tmp_path)
-    sweep_file(tmp_path, ["--algo.gamma=0.9,1"])
+    write_sweep(tmp_path, ["--algo.gamma=0.9,1"])
     given = {"num_envs": 16, "num_shards": 4, "rollout_length": 128}
     assert sweep.main(options({"agents": 16} | given | changes)) == 2
     out, err = capsys.readouterr()
@@ -1189,7 +1192,7 @@ def test_a_sweep_goes_on_with_other_devices_and_under_another_name(tmp_path, mon
     def begun(*more):
         given = ["--algo.gamma=0.9,1", "--agents=2", "--seeds=1", f"--run_dir={folder}", *more]
         asked = sweep._asked(*sweep._parser().parse_known_args(given))
-        (chunk,) = asked.plan.chunks(0, sweep._begun(asked))
+        (chunk,) = asked.plan.chunks(0, sweep._begin(asked, None))
         return chunk
 
     chunk = begun()
@@ -1208,5 +1211,5 @@ def test_a_sweep_goes_on_with_other_devices_and_under_another_name(tmp_path, mon
 def test_the_folder_of_a_run_is_no_folder_of_a_sweep(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(RunError, match="holds a run; choose another --run_dir"):
-        sweep.begin(tmp_path, {"seeds": (1, 2)}, list)
+        sweep_file.begin(tmp_path, {"seeds": (1, 2)}, list)
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]

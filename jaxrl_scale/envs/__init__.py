@@ -28,15 +28,15 @@ import re
 import typing
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, TypeGuard
+from typing import Any
 
 from jaxrl_scale.envs import games
 from jaxrl_scale.envs.check import check_env as check_env
 from jaxrl_scale.envs.check import check_spec
+from jaxrl_scale.envs.check import on_host as on_host
 from jaxrl_scale.envs.debug import play as play
 from jaxrl_scale.errors import RunError, closest, one_line
 from jaxrl_scale.options import has_type, type_name
-from jaxrl_scale.types import Environment, HostEnvironment
 from jaxrl_scale.user_code import errors_in_one_line, load_by_name
 
 _BUILT_IN = {
@@ -54,11 +54,6 @@ _GYMNAX_FAMILIES = ("-MinAtar", "-bsuite", "-misc")
 def names() -> tuple[str, ...]:
     """The ids of the environments written here."""
     return tuple(_BUILT_IN)
-
-
-def on_host(env: Environment | HostEnvironment) -> TypeGuard[HostEnvironment]:
-    """Whether an environment's steps are computed on the host, not on the devices."""
-    return hasattr(env, "simulate")
 
 
 def make(name: str, /, **kwargs: Any) -> Any:

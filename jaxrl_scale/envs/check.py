@@ -6,17 +6,30 @@ import inspect
 import math
 import re
 from contextlib import closing
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_scale.errors import RunError
-from jaxrl_scale.types import Box, Discrete, EnvSpec, HostStep, TimeStep
+from jaxrl_scale.types import (
+    Box,
+    Discrete,
+    Environment,
+    EnvSpec,
+    HostEnvironment,
+    HostStep,
+    TimeStep,
+)
 from jaxrl_scale.user_code import describe, errors_in_one_line, show_arrays
 
 _LARGEST = 2**31 - 1
+
+
+def on_host(env: Environment | HostEnvironment) -> TypeGuard[HostEnvironment]:
+    """Whether an environment's steps are computed on the host, not on the devices."""
+    return hasattr(env, "simulate") and not hasattr(env, "step")
 
 
 def check_env(env: Any, name: str | None = None, repeats: bool = True) -> None:
@@ -47,7 +60,7 @@ def check_env(env: Any, name: str | None = None, repeats: bool = True) -> None:
     except (Exception, SystemExit) as error:
         raise RunError(f"{what}: spec{describe(error)}") from error
     check_spec(what, spec)
-    if hasattr(env, "simulate"):
+    if on_host(env):
         if repeats:
             _check_host(what, env)
         return
@@ -259,7 +272,9 @@ def _trace(what: str, env: Any, call: str, *arguments: Any) -> Any:
         raise RunError(f"{what} has no method {call}")
     try:
         signature = inspect.signature(method)
-        signature.bind(*arguments)
+        own, names = signature.bind(*arguments).arguments, re.findall(r"\w+", call)[1:]
+        if any(a in names and a != b for a, b in zip(own, names, strict=False)):
+            raise TypeError("its arguments have another order")
     except TypeError as error:
         raise RunError(f"{what}: {name}{signature} is called as {call}: {error}") from None
     except ValueError:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_scale.envs.check import check_object
+from jaxrl_scale.envs.check import check_object, on_host
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.options import given_number
 from jaxrl_scale.types import Array, Box, Discrete, Environment, Key, PyTree, TimeStep
@@ -54,7 +54,7 @@ def play(
     """
     check_object(env)
     steps = given_number("steps", steps, 0)
-    if hasattr(env, "simulate"):
+    if on_host(env):
         raise RunError(f"{env.spec.id} runs on the host: its simulator can be stepped as it is")
     space, limit = env.spec.action, env.spec.max_episode_steps
     keys = jax.random.split(jax.random.key(seed), (steps, 3))

@@ -1,0 +1,139 @@
+"""Runs that a command trains one after the other, each in processes of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from jaxrl_scale import commands
+from jaxrl_scale.config import command_line
+from jaxrl_scale.errors import FINISHED, UNFINISHED, how_many
+from jaxrl_scale.records.past_run import finished, last_error, read_trace
+from jaxrl_scale.records.run_directory import io_errors, short
+from jaxrl_scale.records.terminal import compact, duration, number
+
+DEFAULTS = ("--wandb=disabled", "--tensorboard=false")  # for every run; options may say otherwise
+
+
+def train(
+    run: Path,
+    arguments: Sequence[str],
+    launch: Callable[[Sequence[str], Path], int],
+    before: str = "",
+) -> int:
+    """Begin or resume a run that has not come to its end, and say how it went.
+
+    Args:
+      run: its directory.
+      arguments: the trainer's, with which the run begins. A resumed run takes only the new values
+        of options that its result does not depend on.
+      launch: ``(arguments, run) -> exit status`` trains.
+      before: what the line about the run begins with.
+
+    Returns:
+      The trainer's exit status.
+    """
+    began = time.monotonic()
+    title = f"{before}{short(run)}"
+    if finished(run):
+        print(f"{title}: it was done before", flush=True)
+        return FINISHED
+    if (run / "config.json").exists():
+        arguments = ["--resume", str(run), *command_line.changeable(arguments)]
+    else:
+        arguments = [*DEFAULTS, *arguments, f"--run_dir={run}"]
+    status = launch(arguments, run)
+    if finished(run):
+        trace = read_trace(run)
+        said = f"{compact(trace.speed)} steps/s, return {number(trace.score)}"
+        print(f"{title}: {said}, {duration(time.monotonic() - began)}", flush=True)
+    else:
+        print(f"{title}: exit status {status}: {last_error(run)}", flush=True)
+    return status
+
+
+def together(
+    run: Path,
+    program: Sequence[str],
+    environments: Sequence[Mapping[str, str]],
+    threads: int | None = None,
+) -> int:
+    """Run a program in a process for each of the environments, maybe on as many cores each. What
+    they print goes into a run directory, and the last line of process 0 to a terminal. Returns the
+    first exit status that is not 0."""
+    running: list[subprocess.Popen[bytes]] = []
+    with io_errors(run), ExitStack() as leave:
+        run.mkdir(parents=True, exist_ok=True)
+        for k, environment in enumerate(environments):
+            log = leave.enter_context(open(run / f"process{k}.log", "ab"))
+            with pinned(threads, k):
+                process = subprocess.Popen(
+                    program,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
+            running.append(process)
+            leave.callback(stop, process)
+        with commands.working(f"{short(run)}: starting") as show:
+            while waited := [process for process in running if process.poll() is None]:
+                with suppress(subprocess.TimeoutExpired):
+                    waited[0].wait(timeout=0.5)
+                if line := last_line(run / "process0.log"):
+                    show(f"{line}  {short(run)}")  # what does not fit is cut off behind
+    return next((process.returncode for process in running if process.returncode), 0)
+
+
+def last_line(log: Path) -> str:
+    """The last line that stands in a log, with single spaces between its words."""
+    with open(log, "rb") as file:
+        file.seek(-min(log.stat().st_size, 1000), os.SEEK_END)
+        lines = file.read().decode(errors="replace").splitlines()
+    return " ".join(lines[-1].split()) if lines else ""
+
+
+def coordinates(address: str, count: int, k: int) -> dict[str, str]:
+    """How process ``k`` of ``count`` finds the others."""
+    return {
+        "JAX_COORDINATOR_ADDRESS": address,
+        "JAX_NUM_PROCESSES": str(count),
+        "JAX_PROCESS_ID": str(k),
+    }
+
+
+@contextmanager
+def pinned(threads: int | None, k: int) -> Iterator[None]:
+    """Processes that are started in this context may use the ``k``-th block of ``threads`` cores
+    only. macOS cannot bind processes to cores."""
+    if threads is None or not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    ours = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, ours[k * threads : (k + 1) * threads])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, ours)
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """Let a run that still trains save and end."""
+    if process.poll() is None:
+        process.terminate()
+        process.wait()
+
+
+def status_of_all(unfinished: int) -> int:
+    """Say how many runs did not end well; returns the exit status."""
+    if unfinished:
+        print(
+            f"error: {how_many(unfinished, 'run')} did not end well; the same command tries again",
+            file=sys.stderr,
+        )
+    return UNFINISHED if unfinished else FINISHED
