@@ -57,6 +57,16 @@ def train(
     return status
 
 
+def trainer(arguments: Sequence[str]) -> list[str]:
+    """The command that trains."""
+    return [sys.executable, "-m", "jaxrl_scale.train", *arguments]
+
+
+def alone() -> dict[str, str]:
+    """The environment of this process, without what would make a child one process of several."""
+    return {k: v for k, v in os.environ.items() if k not in coordinates("", 0, 0)}
+
+
 def together(
     run: Path,
     program: Sequence[str],

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import os
 import re
 import sys
 from collections.abc import Sequence
@@ -100,8 +99,7 @@ def train(task: Task, before: str = "") -> int:
     with ``before``. Returns the trainer's exit status."""
 
     def launch(arguments: Sequence[str], run: Path) -> int:
-        program = [sys.executable, "-m", "jaxrl_scale.train", *arguments]
-        return child_runs.together(run, program, [dict(os.environ)])
+        return child_runs.together(run, child_runs.trainer(arguments), [child_runs.alone()])
 
     return child_runs.train(task.run, task.options, launch, before)
 

@@ -158,24 +158,21 @@ _RARE = ("Normalized", "Test return", "Normalized test")
 
 def _results(run: PastRun) -> dict[str, Cell]:
     result, config = run.result, run.config
-    failed = [run.seeds[k] for k in result["failed"]]
+    failed, seeds = result["failed"], sorted(set(run.seeds))
+    several = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}"
+    agents = f", {len(run.seeds)} agents" if len(run.seeds) > len(seeds) else ""
     memory = result.get("peak_memory_mb")
     return {
         "Environment": Cell(config.env),
         "Algorithm": Cell(config.algo.name.upper()),
-        "Seeds": Cell(
-            str(config.num_seeds),
-            f"{run.seeds[0]} to {run.seeds[-1]}" if config.num_seeds > 1 else f"seed {config.seed}",
-        ),
+        "Seeds": Cell(str(len(seeds)), several + agents),
         "Env steps": Cell(f"{result['env_steps']:,}"),
         "Evaluation return": _evaluation(run),
         "Normalized": _normalized(run, "eval_normalized"),
         "Test return": _evaluation(run, "test"),
         "Normalized test": _normalized(run, "test_normalized"),
         "Worst seed": _worst(run),
-        "Failed seeds": Cell(
-            str(len(failed)), f"seed {', '.join(map(str, failed))}" if failed else ""
-        ),
+        "Failed seeds": Cell(str(len(failed)), _agents(run, failed) if failed else ""),
         "Training return": Cell(number(result["return_100"])),
         "Wall time": Cell(duration(result["wall_seconds"])),
         "Compile time": Cell(duration(result["compile_seconds"])),
@@ -199,12 +196,20 @@ def _normalized(run: PastRun, name: str) -> Cell:
 
 def _worst(run: PastRun) -> Cell:
     found = run.result.get("evaluation")
-    scores = zip(found["per_agent"] if found else [], run.seeds, strict=False)
-    known = [(score, seed) for score, seed in scores if score is not None]
+    scores = enumerate(found["per_agent"] if found else [])
+    known = [(score, agent) for agent, score in scores if score is not None]
     if not known or run.config.num_seeds == 1:
         return Cell(NONE)
-    score, seed = min(known)
-    return Cell(number(score), f"seed {seed}")
+    score, agent = min(known)
+    return Cell(number(score), _agents(run, [agent]))
+
+
+def _agents(run: PastRun, chosen: Sequence[int]) -> str:
+    """Agents by their seeds, or where several have the same one, as in a sweep, by their
+    indices."""
+    by_seed = len(set(run.seeds)) == len(run.seeds)
+    names = [run.seeds[k] if by_seed else k for k in chosen]
+    return f"{'seed' if by_seed else 'agent'} {', '.join(map(str, names))}"
 
 
 def _to_target(run: PastRun) -> str:

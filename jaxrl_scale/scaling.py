@@ -136,8 +136,7 @@ def run_all(points: Sequence[Point], folder: Path, args: Any, options: Sequence[
 
 def launch(point: Point, arguments: Sequence[str], run: Path) -> int:
     """Train in processes of their own. Returns the first exit status that is not 0."""
-    program = [sys.executable, "-m", "jaxrl_scale.train", *arguments]
-    environment = {k: v for k, v in os.environ.items() if k not in child_runs.coordinates("", 0, 0)}
+    program, environment = child_runs.trainer(arguments), child_runs.alone()
     if point.nodes:
         cores = [f"--cpus-per-task={point.threads}"] if point.threads else []
         tasks = [f"--ntasks={point.all_processes}", f"--ntasks-per-node={point.processes}"]

@@ -114,6 +114,17 @@ def test_a_folder_of_compiled_programs_that_jax_was_told_is_kept(tmp_path, monke
         assert jax.config.jax_compilation_cache_dir == before
 
 
+def test_every_run_of_a_process_keeps_its_programs_in_its_own_folder(tmp_path):
+    before = jax.config.jax_compilation_cache_dir
+    for k, name in enumerate(("first", "second")):
+        with prepare.jax_settings_restored():
+            backend.initialize(Config(compilation_cache=str(tmp_path / name)))
+            jax.config.update(backend.CACHE_FROM, 0.0)
+            jax.jit(lambda x, k=k: jax.numpy.sin(x) + k)(np.float32(1)).block_until_ready()
+        assert any((tmp_path / name).iterdir())
+        assert jax.config.jax_compilation_cache_dir == before
+
+
 def test_a_process_steps_environments_in_the_threads_that_are_asked_for_or_one_a_core():
     for asked, threads in ((None, 5), (3, 3)):
         placed = backend.place(Config(num_threads=asked), jax.local_devices()[:1], cores=5)

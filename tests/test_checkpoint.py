@@ -877,6 +877,14 @@ def test_nothing_is_saved_where_processes_do_not_hold_the_same_of_an_agent(tmp_p
     assert names(tmp_path) == set()
 
 
+def test_a_bug_while_saving_is_told_as_one_and_not_as_a_disk_that_refuses(tmp_path):
+    checkpoints = Checkpoints(tmp_path, 2, digests=lambda _: {}["a bug"])
+    checkpoints.save(1, state(1), {})
+    with pytest.raises(KeyError, match="a bug"):
+        checkpoints.wait()
+    checkpoints.close()
+
+
 @pytest.mark.parametrize("shared", [True, False])
 def test_a_part_that_a_killed_run_left_behind_is_not_taken_over(tmp_path, shared):
     disks = [tmp_path] * 2 if shared else [tmp_path / "disk0", tmp_path / "disk1"]

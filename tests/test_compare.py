@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from processes import QUICKLY, SMALL, options, summary, well
 
-from jaxrl_scale import compare
+from jaxrl_scale import child_runs, compare
 from jaxrl_scale.config import Config, files
 from jaxrl_scale.envs import scores
 from jaxrl_scale.records import past_run, statistics
@@ -36,7 +36,8 @@ def test_a_comparison_trains_what_is_left_and_writes_its_results(world):
     """Of four runs the third is done by its task, the others by a call without a task."""
     tiny = command(world.folder, seeds=2, compilation_cache=world.cache)
     folder = world.folder / "compared"
-    third = well(world.run(*tiny, "--task=2", module="jaxrl_scale.compare", environment=QUICKLY))
+    of_several = QUICKLY | child_runs.coordinates("127.0.0.1:1", 2, 0)  # which no run is told
+    third = well(world.run(*tiny, "--task=2", module="jaxrl_scale.compare", environment=of_several))
     assert third.out.startswith("compared/CartPole-v1/quick/seed1: ")
     assert [path.name for path in folder.rglob("summary.json")] == ["summary.json"]
     before = {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()}

@@ -721,6 +721,11 @@ class MoreFields(Linear):
     width: int
 
 
+class Leaves(Linear):
+    def __post_init__(self):
+        sys.exit(0)
+
+
 @pytest.mark.parametrize(
     ("network", "said"),
     [
@@ -748,6 +753,7 @@ class MoreFields(Linear):
             "cannot be made with policy_size=2: TypeError: .*missing 1 required .*'width'; it "
             "should have one required field, policy_size: int",
         ),
+        (f"{__name__}:Leaves", r"cannot be made with policy_size=2, tests\S+ line .*SystemExit: 0"),
     ],
 )
 def test_a_network_that_does_not_fit_is_refused(network, said):

@@ -417,6 +417,17 @@ def test_in_gymnasium_every_episode_has_its_own_start_and_counts_to_its_first_en
     assert returns.tolist() == [[1, 2, 3], [4, 5, 6]]
 
 
+class Endless(Countdown):
+    def step(self, action):
+        return np.zeros(4, np.float32), 1.0, False, False, {}
+
+
+def test_an_episode_in_gymnasium_that_never_ends_is_cut_as_ours_is(monkeypatch):
+    agent = untrained()
+    monkeypatch.setattr(agent, "make_in_gymnasium", Endless)
+    assert agent.evaluate_in_gymnasium(2).tolist() == [[500, 500]]
+
+
 class OfNumbers(Countdown):
     """Shows the numbers 5, 6 and 7, has the actions 7 and 8, and takes no others."""
 

@@ -213,6 +213,17 @@ def test_terminal_summary_report_and_study_say_the_same_of_the_same_run(tmp_path
     assert (learned["iqm"], learned["ci95"]) == (center, (low, high))
 
 
+def test_agents_of_a_sweep_that_share_seeds_are_named_by_their_indices(tmp_path):
+    run = make_run(tmp_path / "run", seeds=4, failed=(3, 5))
+    start = json.loads((run / "run.json").read_text())["starts"][0]
+    start["agents"] = {"seed": [5, 6, 5, 6], "algo.gamma": [0.9, 0.9, 1.0, 1.0]}
+    (run / "run.json").write_text(json.dumps({"starts": [start]}))
+    (row,) = results(page_of(run))
+    assert row["Seeds"] == "2 5 to 6, 4 agents"
+    assert row["Failed seeds"] == "1 agent 3"
+    assert row["Worst seed"].endswith(" agent 2")
+
+
 def test_one_seed_shows_its_mean_and_no_worst_seed(tmp_path):
     page = page_of(make_run(tmp_path / "first"))
     (row,) = results(page)

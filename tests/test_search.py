@@ -21,12 +21,15 @@ import pytest
 from processes import PATIENCE, SMALL_A2C, assert_same_bits, ended, options, state, summary, well
 from running import differing, runner_of, steps
 
-from jaxrl_scale import sweep
+from jaxrl_scale import envs, sweep
 from jaxrl_scale.algos import a2c, ppo
 from jaxrl_scale.config import Config, check, files
 from jaxrl_scale.errors import NOT_FINITE, RunError, how_many
 from jaxrl_scale.figures.plot_style import new_figure
+from jaxrl_scale.loop import prepare
+from jaxrl_scale.loop.make import make_runner
 from jaxrl_scale.loop.stop import StopRequest
+from jaxrl_scale.parallel import backend
 from jaxrl_scale.parallel.hosts import Hosts
 from jaxrl_scale.parallel.machine import free_port
 from jaxrl_scale.records.checkpoint import restore
@@ -273,6 +276,25 @@ def test_no_more_agents_train_side_by_side_than_fit_into_the_memory(monkeypatch)
     one = plan.Plan(configs, [[1]] * 3, range(2), None, fresh_seeds=8)
     with pytest.raises(RunError, match="only 7 fit into the memory; try --fresh_seeds=7"):
         one.divide(range(3))
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_the_agents_that_are_said_to_fit_into_the_memory_do_so(monkeypatch, devices):
+    """Where their number is odd, two devices hold half of the shards of every agent each, and what
+    these share twice."""
+    config = Config(devices=devices, num_envs=8, rollout_length=8)
+    free = 10_000_000
+    for module in (plan, prepare):
+        monkeypatch.setattr(module, "free_memory", lambda _: free)
+    number = plan._fitting(config)
+    several = config.replace(num_seeds=number - (number + 1) % 2)
+    with prepare.jax_settings_restored():
+        placement = backend.initialize(several)
+        runner = make_runner(several, envs.make(several.env), placement)
+    runner.check_memory()
+    free = free // 2
+    with pytest.raises(RunError, match="the state of this run takes"):
+        runner.check_memory()
 
 
 @pytest.mark.parametrize("name", algorithms.NAMES)

@@ -344,7 +344,7 @@ def _policy_and_value(config: Sizes, spec: EnvSpec, policy: Distribution) -> nn.
     build = load_by_name("network", config.network, _is_module, wanted)
     try:
         return build(policy_size=policy.size)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise RunError(
             f"network {config.network!r} cannot be made with policy_size={policy.size}"
             f"{describe(error)}; it should have one required field, policy_size: int"

@@ -200,11 +200,13 @@ class Agent:
         obs, _ = games.reset(seed=list(range(first_seed, first_seed + games.num_envs)))
         returns, done = np.zeros(games.num_envs), np.zeros(games.num_envs, bool)
         first = ~done
-        while not done.all():
+        for _ in range(self.env.spec.max_episode_steps or LONGEST_EPISODE):
             obs, reward, terminated, truncated, _ = games.step(self.act(obs, greedy, first))
             returns += np.where(done, 0.0, reward)
             done |= terminated | truncated
             first = np.zeros_like(done)
+            if done.all():
+                break
         return returns
 
     def record(self, seed: int = 0, greedy: bool = True, games: int = 1) -> list[np.ndarray]:

@@ -17,6 +17,7 @@ from rich.filesize import decimal
 from jaxrl_scale.config import Config, check, check_algo, command_line, files
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.loop.protocol import Runner
+from jaxrl_scale.parallel.backend import CACHE_FOLDER, CACHE_FROM, keep_programs
 from jaxrl_scale.parallel.hosts import Hosts
 from jaxrl_scale.parallel.machine import free_memory, processor_features
 from jaxrl_scale.records import provenance
@@ -83,7 +84,7 @@ def check_memory(state: Any, devices: tuple[jax.Device, ...]) -> None:
     """Raise a `RunError` if a state does not fit into the memory of these devices.
 
     Args:
-      state: shapes and dtypes of a `jaxrl_scale.loop.runner.State` as this process holds it.
+      state: shapes and dtypes of a `jaxrl_scale.loop.state.State` as this process holds it.
       devices: those of this process.
     """
     needed, free, times = num_bytes(state), free_memory(devices), copies(devices)
@@ -105,13 +106,14 @@ def check_memory(state: Any, devices: tuple[jax.Device, ...]) -> None:
 @contextmanager
 def jax_settings_restored() -> Iterator[None]:
     """Give whoever trains within a program of their own the precision of their numbers and products
-    back, which `jaxrl_scale.parallel.backend.initialize` changes."""
-    names = ("jax_default_matmul_precision", "jax_enable_x64")
+    and their compilation cache back, which `jaxrl_scale.parallel.backend.initialize` changes."""
+    names = ("jax_default_matmul_precision", "jax_enable_x64", CACHE_FOLDER, CACHE_FROM)
     with ThreadPoolExecutor(1) as thread:  # a block of code has settings in its own thread alone
         before = thread.submit(lambda: {name: jax.config.values[name] for name in names}).result()
     try:
         yield
     finally:
+        keep_programs({name: before.pop(name) for name in (CACHE_FOLDER, CACHE_FROM)})
         for name, value in before.items():
             jax.config.update(name, value)
 

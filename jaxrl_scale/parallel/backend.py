@@ -8,10 +8,12 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import flax
 import jax
 import jax.numpy as jnp
+from jax.experimental.compilation_cache import compilation_cache
 
 from jaxrl_scale import NO_LOOP_KERNELS
 from jaxrl_scale.config import Config
@@ -54,19 +56,36 @@ def cpu_devices(number: int) -> bool:
     return True
 
 
+CACHE_FOLDER = "jax_compilation_cache_dir"
+CACHE_FROM = "jax_persistent_cache_min_compile_time_secs"
+
+
+def keep_programs(options: dict[str, Any]) -> None:
+    """Set JAX's options of where it keeps compiled programs. JAX opens a folder once, and another
+    one only after it is told to."""
+    another = options[CACHE_FOLDER] != jax.config.values[CACHE_FOLDER]
+    for name, value in options.items():
+        jax.config.update(name, value)
+    if another:
+        compilation_cache.reset_cache()
+
+
 def initialize(config: Config, hosts: Hosts | None = None) -> Placement:
     """Set JAX up for this config, on all processes, and place the run on their devices.
 
     Must come before anything else touches a device; in a process where something did (a
-    notebook), the CPU devices that exist are used. Raises `RunError` when ``devices`` asks
-    for more than there are.
+    notebook), the CPU devices that exist are used.
+
+    Raises:
+      RunError: the devices that the config asks for are not there, or do not divide the run; what
+        it asks for comes too late in this process; the compilation cache is a file; JAX is told to
+        compile nothing.
     """
     if config.compilation_cache and not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         folder = os.path.expanduser(config.compilation_cache)
         if os.path.exists(folder) and not os.path.isdir(folder):
             raise RunError(f"compilation_cache={folder} is a file; it should be a folder")
-        jax.config.update("jax_compilation_cache_dir", folder)
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+        keep_programs({CACHE_FOLDER: folder, CACHE_FROM: 0.1})
     jax.config.update("jax_default_matmul_precision", config.matmul_precision)
     # A run depends on its config alone, not on JAX_ENABLE_X64: it is the same in 32-bit numbers.
     jax.config.update("jax_enable_x64", False)

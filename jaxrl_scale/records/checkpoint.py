@@ -175,7 +175,7 @@ class Checkpoints:
             keep = self._gather(f"kept with {iteration}", keep)[0]
             if not hosts.leader and not self.folder_is_shared:
                 _delete_parts(self.directory, keep)
-        except Exception as error:
+        except (OSError, MemoryError, RunError) as error:
             array_folder.remove_leftovers(self.directory, own.name)  # makes room on a full disk
             message = f"cannot save checkpoint {own}: {reason(error)}"
             raise RunError(message, INPUT_OUTPUT_ERROR) from error

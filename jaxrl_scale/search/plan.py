@@ -178,9 +178,11 @@ def abstract_state(config: Config) -> State:
 
 
 def _fitting(config: Config) -> int:
-    """How many agents fit into the memory, by what `check_memory` would say of them."""
+    """How many agents fit into the memory, by what `check_memory` would say of them. Where agents
+    do not divide by the devices, each device holds what the shards of an agent share."""
     state, devices = _looked_at(config.replace(num_seeds=1))
-    return free_memory(devices) // (copies(devices) * num_bytes(state))
+    of_one = num_bytes(state) + (len(devices) - 1) * num_bytes(state.shared)
+    return free_memory(devices) // (copies(devices) * of_one)
 
 
 def _looked_at(config: Config) -> tuple[State, tuple[jax.Device, ...]]:
