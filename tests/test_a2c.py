@@ -141,8 +141,8 @@ def test_an_update_is_one_step_along_the_gradient_of_the_whole_rollout(updated):
         1 - counted.var() / target[rollout.valid].var(), abs=1e-4
     )
 
-    def stepped(x, g):  # RMSProp's first step: its mean square is g² / 100
-        return x - 1e-3 * g / np.sqrt(0.01 * g**2 + 1e-5)
+    def stepped(x, g):  # RMSProp's first step: its mean square was 1
+        return x - 1e-3 * g / np.sqrt(0.99 + 0.01 * g**2 + 1e-5)
 
     jax.tree.map(
         lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5),

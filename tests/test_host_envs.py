@@ -174,6 +174,10 @@ def test_the_presets_of_atari():
     assert changed.spec.frames_per_step == 4
     assert changed.spec.observation_shape == (84, 84, 6)
     assert "full_action_space=True" in changed.facts()["env_options"]
+    frames = 18_000  # with another frame skip, too
+    assert changed.spec.max_episode_steps * changed.spec.frames_per_step == frames
+    given = envs.make("Pong-v5", preset="machado", frame_skip=4, max_episode_steps=50)
+    assert given.spec.max_episode_steps == 50
 
 
 def test_scores_are_normalized_by_what_was_published():

@@ -636,6 +636,25 @@ def test_an_environments_own_numbers_are_means_over_all_steps_and_over_all_ends_
     assert mine.row(metrics)["per_agent"]["env/speed"] == [50 / 40, None], "since the row"
 
 
+def test_means_over_no_gradient_steps_are_no_numbers():
+    """Of the second agent, whose replay holds too little yet; what else is 0 stays 0."""
+    zeros = {name: np.zeros(2) for name in ("ended", "total_return", "total_length", "steps")}
+    learned = {"loss": [0.5, 0.0], "grad_norm": [0.0, 0.0], "loss_shard_1": [0.1, 0.0]}
+    others = {"updates": [64.0, 0.0], "learning_rate": [1.0, 0.0], "param_norm": [1.0, 1.0]}
+    metrics = zeros | {name: np.asarray(x) for name, x in (learned | others).items()}
+    mine = progress.Progress(2)
+    mine.record(1, metrics)
+    assert not mine.failed
+    row = mine.row(metrics)
+    assert {name: row["per_agent"][name] for name in learned} == {
+        "loss": [0.5, None],
+        "grad_norm": [0.0, None],
+        "loss_shard_1": [0.1, None],
+    }
+    assert {name: row["per_agent"][name] for name in others} == others
+    assert row["loss"] is None
+
+
 def test_there_is_no_recent_return_before_every_agent_has_100_episodes():
     assert progress.Progress(2).recent_return() is None
     mine = counted([(99, 1), (100, 200)])

@@ -297,6 +297,24 @@ def test_scaled_rewards_are_divided_by_the_deviation_of_the_discounted_return_so
     np.testing.assert_allclose(running.reshape(-1), total, rtol=1e-4)
 
 
+def test_a_rare_reward_is_clipped_to_10_where_it_is_scaled():
+    """As in a game whose only reward comes at the end of one episode in a thousand."""
+    reward, no = np.zeros((1, 1000, 4), np.float32), np.zeros((1, 1000, 4), bool)
+    reward[0, 500, 0], reward[0, 600, 0] = 7.0, -0.5
+    ended = reward != 0
+    scaled, _, statistics = normalize.scale_rewards(
+        local_pool(1),
+        normalize.init(True),
+        jnp.zeros((1, 4)),
+        Rollout((), (), (), reward, ended, no, ~no, (), ()),
+        jnp.float32(0.0),
+    )
+    deviation = np.sqrt(float(statistics.variance))
+    assert 7.0 / deviation > 50
+    expected = np.where(reward == 7.0, 10.0, reward / deviation)
+    np.testing.assert_allclose(scaled.reward, expected, rtol=1e-5)
+
+
 def test_rewards_that_are_all_0_stay_0_when_they_are_scaled():
     zeros, no = np.zeros((4, 6, 2), np.float32), np.zeros((4, 6, 2), bool)
     scaled, running, _ = normalize.scale_rewards(

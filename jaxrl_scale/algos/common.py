@@ -76,11 +76,15 @@ def max_grad_norm(default: float | None) -> Any:
 
 
 def optimizer() -> Any:
-    return option("adam", "optimizer")
+    return option("adam", "optimizer; rmsprop: as in TensorFlow, its mean square begins at 1")
 
 
 def optimizer_epsilon() -> Any:
-    return option(1e-5, "ε in the denominator of the optimizer's step", low=0)
+    return option(
+        1e-5,
+        "ε in the denominator of the optimizer's step; Adam adds it to the root, RMSProp under it",
+        low=0,
+    )
 
 
 def normalize_advantages(default: bool) -> Any:
@@ -95,7 +99,9 @@ def normalize_observations() -> Any:
 
 def scale_rewards() -> Any:
     return option(
-        False, "divide rewards by the running standard deviation of the discounted return"
+        False,
+        "divide rewards by the running standard deviation of the discounted return, and clip them "
+        "to ±10",
     )
 
 

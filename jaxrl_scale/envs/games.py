@@ -169,11 +169,17 @@ def procgen_options(name: str, kwargs: dict[str, Any]) -> ProcgenOptions:
 
 def atari_options(name: str, kwargs: dict[str, Any]) -> AtariOptions:
     """The options of an Atari game, checked: those of its ``preset``, ``ppo`` by default, with what
-    else is given. Raises a `RunError` of one line."""
+    else is given. With another frame skip a game is cut after as many frames as before. Raises a
+    `RunError` of one line."""
     chosen = {key: value for key, value in kwargs.items() if key == "preset"}
     rest = {key: value for key, value in kwargs.items() if key != "preset"}
     preset = _set(name, _WithPreset(), chosen).preset
-    return _set(name, PRESETS[preset], rest, "preset")
+    usual = PRESETS[preset]
+    options = _set(name, usual, rest, "preset")
+    if "max_episode_steps" in rest:
+        return options
+    frames = usual.max_episode_steps * usual.frame_skip
+    return dataclasses.replace(options, max_episode_steps=frames // options.frame_skip)
 
 
 def _set(name: str, defaults: Options, kwargs: dict[str, Any], *others: str) -> Options:

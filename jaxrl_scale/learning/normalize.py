@@ -172,8 +172,8 @@ def scale_rewards(
     rollout: Rollout,
     gamma: Array | float,
 ) -> tuple[Rollout, Array, Statistics | None]:
-    """The rollout with its rewards divided by the deviation of the running discounted return;
-    without statistics the rollout itself.
+    """The rollout with its rewards divided by the deviation of the running discounted return, and
+    clipped to ±10, as VecNormalize of OpenAI Baselines does; without statistics the rollout itself.
 
     Args:
       statistics: of the discounted returns of all steps so far.
@@ -195,7 +195,7 @@ def scale_rewards(
     (moments,) = pooled_moments(pool, _samples(totals, rollout.valid))
     statistics = merge(statistics, *moments)
     scale = 1 / jnp.sqrt(statistics.variance + 1e-8)
-    reward = pool.map(lambda reward: reward * scale, rollout.reward)
+    reward = pool.map(lambda reward: jnp.clip(reward * scale, -10.0, 10.0), rollout.reward)
     return rollout._replace(reward=reward), running, statistics
 
 

@@ -138,8 +138,10 @@ class Optimizer(NamedTuple):
 
 
 def make(options: Numbers, progress: Array | float = 0.0) -> Optimizer:
-    """Adam (https://arxiv.org/abs/1412.6980), or RMSProp where ``options.optimizer`` says so, as
-    A2C and IMPALA were published with, behind a limit of the gradient's norm.
+    """Adam (https://arxiv.org/abs/1412.6980), or RMSProp where ``options.optimizer`` says so,
+    behind a limit of the gradient's norm. RMSProp is TensorFlow's, with which A2C and IMPALA were
+    published: its mean square begins at 1, so that the first steps are short, and ε is added to it
+    under the root.
 
     Args:
       options: the algorithm's, `jaxrl_scale.options.traced`.
@@ -151,7 +153,7 @@ def make(options: Numbers, progress: Array | float = 0.0) -> Optimizer:
     transforms = [
         optax.scale_by_adam(eps=epsilon)
         if kind == "adam"
-        else optax.scale_by_rms(decay=0.99, eps=epsilon),
+        else optax.scale_by_rms(decay=0.99, eps=epsilon, initial_scale=1.0),
         optax.scale(-learning_rate),
     ]
     if options.max_grad_norm is not None:

@@ -15,6 +15,7 @@ from typing import Any, TypedDict
 import numpy as np
 
 from jaxrl_scale.records import statistics
+from jaxrl_scale.records.rows import is_of_gradient_steps
 from jaxrl_scale.types import OWN_NUMBERS
 
 WINDOW = 100
@@ -101,7 +102,12 @@ class Progress:
             for prefix, number in OWN_NUMBERS.items():
                 own = sorted(name for name in sums if name.startswith(prefix))
                 columns |= {name: sums[name] / sums[number] for name in own}
-        columns |= {k: v for k, v in sorted(metrics.items()) if not _is_sum(k)}
+        # A mean over no gradient steps is 0 on the devices, where a NaN would be a failure.
+        none = metrics.get("updates", np.ones_like(episodes)) == 0
+        for name, x in sorted(metrics.items()):
+            if not _is_sum(name):
+                idle = none & (x == 0) & is_of_gradient_steps(name)
+                columns[name] = np.where(idle, np.nan, x)
         row: dict[str, Any] = {"episodes": int(episodes.sum())}
         row |= {name: self.iqm(values) for name, values in columns.items()}
         if len(episodes) > 1:

@@ -56,6 +56,17 @@ OF_THE_RUN = TIMINGS | {
 }
 """What a row has of the run itself: no metric of an algorithm may have such a name."""
 
+_OF_GRADIENT_STEPS = {
+    *("loss", "policy_loss", "value_loss", "temperature_loss", "grad_norm"),
+    *("entropy", "temperature", "approx_kl", "clip_fraction", "q_mean", "td_error"),
+}
+
+
+def is_of_gradient_steps(metric: str) -> bool:
+    """Whether it is a mean over the gradient steps of an iteration."""
+    return metric in _OF_GRADIENT_STEPS or metric.startswith("loss_shard_")
+
+
 TAGS = {
     "return": "episode/return",
     "return_100": "episode/return_100",
