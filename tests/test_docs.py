@@ -16,6 +16,7 @@ PAGES = [*ROOT.glob("*.md"), *ROOT.glob("*/*.md")]
 RLLIB, SB3 = ((ROOT / "docs" / f"from_{name}.md").read_text() for name in ("rllib", "sb3"))
 ALGORITHMS = {"The run": "ppo", "PPO": "ppo", "IMPALA, APPO": "impala", "DQN": "dqn"}
 ALGORITHMS |= {"Ape-X": "apex", "What 46 workers become": "ppo", "Ray Tune": None}
+BESIDE_SB3 = {"The run": "ppo", "PPO": "ppo", "DQN": "dqn", "A2C": "a2c", "SAC": "sac"}
 
 
 def options(text):
@@ -28,7 +29,7 @@ def sections(page=RLLIB, column=1):
     for section in page.split("\n## ")[1:]:
         heading, *lines = section.splitlines()
         for line in lines:
-            cells = [*line.split(" | "), "", ""]
+            cells = [*line.strip("|").split("|"), "", ""]
             if found := options(cells[column] if line.startswith("|") else line):
                 yield heading, found
 
@@ -52,12 +53,13 @@ def test_each_name_beside_one_of_tune_is_an_option_of_a_sweep():
             assert len(space.split(rest)[1]) == len(rest)
 
 
-@pytest.mark.parametrize(("heading", "algo"), [("The run", "ppo"), ("PPO", "ppo"), ("DQN", "dqn")])
+@pytest.mark.parametrize(("heading", "algo"), list(BESIDE_SB3.items()))
 def test_each_name_beside_one_of_stable_baselines_is_an_option(heading, algo):
     rows = [found for section, found in sections(SB3, 2) if section == heading]
-    assert len(rows) > 5
+    assert len(rows) >= 5
     for found in rows:
-        command_line.load([f"--algo={algo}", "--config=none", *found])
+        env = "--env=Pendulum-v1" if algo == "sac" else "--env=CartPole-v1"
+        command_line.load([env, f"--algo={algo}", "--config=none", *found])
 
 
 def test_the_lines_of_python_for_users_of_stable_baselines_run(tmp_path, monkeypatch, capsys):
