@@ -29,6 +29,7 @@ from jaxrl_scale.errors import (
     closest,
     nearest,
     one_line,
+    printable,
 )
 
 
@@ -79,7 +80,7 @@ def run(
         print(f"error: standard output cannot be written: {error.strerror}", file=sys.stderr)
         return INPUT_OUTPUT_ERROR
     except RunError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(printable(f"error: {error}"), file=sys.stderr)
         return error.status
     except KeyboardInterrupt as error:
         ctrl_c.tell()

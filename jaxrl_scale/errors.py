@@ -72,6 +72,12 @@ def one_line(text: object) -> str:
     return " ".join(str(text).split())
 
 
+def printable(text: str) -> str:
+    """The text without what a terminal would obey: a name may come from somebody else's run."""
+    shown = ("\n", "\t", "\N{NO-BREAK SPACE}", "\N{NARROW NO-BREAK SPACE}")
+    return "".join(c if c.isprintable() or c in shown else ascii(c)[1:-1] for c in text)
+
+
 def in_words(names: Sequence[str]) -> str:
     """``a``, ``a and b``, ``a, b and c``."""
     *first, last = names

@@ -97,7 +97,7 @@ def evaluate(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
         check_video(args.video)
     elif args.games > 1:
         raise RunError(f"--games={args.games} says how many games a video shows; add --video=FILE")
-    backend.initialize(config.replace(devices=None))
+    backend.initialize(files.to_look_at(config, devices=None))
     with commands.working(f"loading {args.run_dir}"):
         agent = load(args.run_dir, agents[0], args.checkpoint)
     greedy = config.eval_greedy if args.sampled is None else not args.sampled

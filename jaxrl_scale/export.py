@@ -47,7 +47,7 @@ def _command(argv: list[str]) -> int:
         onnx_graph.check_installed()
     config = files.read_config(args.run_dir / "config.json")
     with jax_settings_restored():
-        backend.initialize(config.replace(devices=1))
+        backend.initialize(files.to_look_at(config, devices=1))
         agent = load(args.run_dir, args.agent, args.checkpoint)
         if agent.index in agent.failed:
             raise RunError(f"agent {agent.index} has failed: its loss is not finite")

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from jaxrl_scale import commands
 from jaxrl_scale.config.command_line import written
-from jaxrl_scale.errors import RunError, raise_if_hidden
+from jaxrl_scale.errors import RunError, printable, raise_if_hidden
 from jaxrl_scale.records import past_run
 from jaxrl_scale.records.past_run import PastRun
 from jaxrl_scale.records.rows import centre
@@ -131,7 +131,7 @@ def print_table(listed: Sequence[PastRun]) -> None:
             min_width=12 if folds else None,
         )
     for line in lines:
-        table.add_row(*(line[head] for head in heads))
+        table.add_row(*(printable(line[head]) for head in heads))
     with console.capture() as capture:
         console.print(table)
     print("\n".join(line.rstrip() for line in capture.get().splitlines()))

@@ -126,6 +126,8 @@ def compiled(common):
     all processes that tests start."""
     jax.config.update("jax_compilation_cache_dir", str(common / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    # Also for what takes the folder of the user's home: see `config.files.to_look_at`.
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(common / "compiled")
     return common / "compiled"
 
 

@@ -90,7 +90,8 @@ def test_a_program_that_needs_more_memory_than_there_is_is_not_run():
         placement.check_program(program, jax.local_devices()[:1])
 
 
-def test_a_run_is_refused_where_it_could_not_be_compiled_or_kept(tmp_path):
+def test_a_run_is_refused_where_it_could_not_be_compiled_or_kept(tmp_path, monkeypatch):
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
     file = tmp_path / "cache"
     file.touch()
     with pytest.raises(RunError, match=f"compilation_cache={file} is a file; it should be a"):
@@ -114,6 +115,27 @@ def test_a_folder_of_compiled_programs_that_jax_was_told_is_kept(tmp_path, monke
         assert jax.config.jax_compilation_cache_dir == before
 
 
+@pytest.fixture
+def no_folder_told(monkeypatch):
+    """The config says where compiled programs are kept."""
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
+
+
+@pytest.mark.usefixtures("no_folder_told")
+def test_programs_are_not_kept_where_others_may_put_theirs(tmp_path, monkeypatch):
+    config = Config(compilation_cache=str(tmp_path))
+    os.chmod(tmp_path, 0o777)
+    with pytest.raises(RunError, match=f"compilation_cache={tmp_path} may be written by everybody"):
+        backend.initialize(config)
+    os.chmod(tmp_path, 0o755)
+    somebody = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: somebody)
+    if tmp_path.stat().st_uid:  # root's folders are as good as one's own
+        with pytest.raises(RunError, match="belongs to another user"):
+            backend.initialize(config)
+
+
+@pytest.mark.usefixtures("no_folder_told")
 def test_every_run_of_a_process_keeps_its_programs_in_its_own_folder(tmp_path):
     before = jax.config.jax_compilation_cache_dir
     for k, name in enumerate(("first", "second")):

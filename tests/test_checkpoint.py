@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
@@ -20,7 +21,7 @@ import numpy as np
 import pytest
 
 from jaxrl_scale.errors import RunError
-from jaxrl_scale.records import array_folder
+from jaxrl_scale.records import array_folder, checkpoint
 from jaxrl_scale.records.checkpoint import Checkpoints, kept, restore, restore_some
 from jaxrl_scale.records.pieces import named_leaves
 from jaxrl_scale.records.run_directory import write_atomically
@@ -257,6 +258,47 @@ def test_of_equally_good_ones_the_latest_is_restored_as_the_best(tmp_path, shift
         checkpoints.save(iteration, state(iteration), {}, None if score is None else score + shift)
     checkpoints.close()
     assert best(tmp_path)[0] == 3
+
+
+def test_one_that_the_disk_does_not_give_now_is_not_deleted(tmp_path, monkeypatch):
+    """It may be the best."""
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    for iteration, score in [(1, 9.0), (2, 1.0)]:
+        checkpoints.save(iteration, state(iteration), {}, score)
+    checkpoints.wait()
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "_score", lambda path: None)
+        patch.setattr(checkpoint, "_readable", lambda path: path.name != "1")
+        checkpoints.save(3, state(3), {}, 2.0)
+        checkpoints.wait()
+    assert names(tmp_path) == {"1", "3"}
+    checkpoints.close()
+    assert best(tmp_path)[0] == 1
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        [],
+        {"arrays": None},
+        {"arrays": {"w": {"dtype": "float31", "shape": [2], "box": [[0, 2]]}}},
+        {"arrays": {"w": {"dtype": "float32", "shape": [-2], "box": [[0, 2]]}}},
+        {"arrays": {"w": {"dtype": "float32", "shape": [2], "box": [[0]]}}},
+        {"arrays": {"w": {"dtype": "float32", "shape": [2], "box": []}}},
+        {"ids": [3]},
+        {"meta": "none"},
+    ],
+)
+def test_a_record_that_is_none_of_a_checkpoint_is_skipped(tmp_path, changed):
+    saved(tmp_path, [1, 2])
+    record = array_folder.read_record(tmp_path / "2")
+    record = record | changed if changed else changed
+    with zipfile.ZipFile(tmp_path / "2" / "arrays.npz", "w") as file:
+        file.writestr("record.json", json.dumps(record))
+    warnings: list[str] = []
+    assert restore(tmp_path, state(0), warnings.append)[0] == 1
+    assert "2 is damaged and skipped: record.json is none of a checkpoint" in warnings[0]
+    assert restore_some(tmp_path, lambda _: True, warnings.append)[0] == 1
 
 
 def test_a_damaged_one_does_not_take_the_place_of_the_best(tmp_path):

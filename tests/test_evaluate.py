@@ -417,6 +417,18 @@ def test_in_gymnasium_every_episode_has_its_own_start_and_counts_to_its_first_en
     assert returns.tolist() == [[1, 2, 3], [4, 5, 6]]
 
 
+def test_whoever_looks_at_a_run_keeps_programs_in_a_folder_of_their_own(run, monkeypatch):
+    """Those in the folder that the run names may be anybody's."""
+    asked = []
+    monkeypatch.setattr(backend, "initialize", lambda config: asked.append(config))
+    told = json.loads((run / "config.json").read_text())
+    for folder in ("gift/cache", ""):
+        (run / "config.json").write_text(json.dumps(told | {"compilation_cache": folder}))
+        evaluate.main([str(run), "--episodes=1"])
+    (run / "config.json").write_text(json.dumps(told))
+    assert [config.compilation_cache for config in asked] == ["~/.cache/jaxrl_scale", ""]
+
+
 class Endless(Countdown):
     def step(self, action):
         return np.zeros(4, np.float32), 1.0, False, False, {}

@@ -170,3 +170,18 @@ def test_the_bar_leaves_room_for_what_a_terminal_shows_of_ctrl_c(monkeypatch):
     terminal.close()
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
     assert max(map(len, re.split(r"[\r\n]", plain))) == 100 - len("^C^C")
+
+
+def test_a_terminal_that_is_closed_stops_a_run_unless_that_is_ignored():
+    told = []
+    for handler in (lambda *_: told.append("the handler before"), signal.SIG_IGN):
+        before = signal.signal(signal.SIGHUP, handler)
+        try:
+            with StopRequest() as stop:
+                os.kill(os.getpid(), signal.SIGHUP)
+                time.sleep(0.01)
+                told.append(stop.requested)
+            assert signal.getsignal(signal.SIGHUP) == handler
+        finally:
+            signal.signal(signal.SIGHUP, before)
+    assert told == ["SIGHUP", ""]

@@ -150,6 +150,12 @@ def test_the_first_process_says_from_which_file_the_settings_are(monkeypatch, ca
     assert trained[0] == trained[3] != trained[2]
 
 
+def test_what_stands_in_a_config_is_text_in_a_file_made_of_it(tmp_path):
+    nasty = 'a"""+str(1/0)+"""\\é🚀'
+    (tmp_path / "again.py").write_text(files.to_python(Config(run_dir=nasty), nasty))
+    assert files.read_file(tmp_path / "again.py").run_dir == nasty
+
+
 def test_a_dry_run_prints_the_config_as_a_file_that_train_takes(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     given = ["--env=Pendulum-v1", "--num_envs=32", "--algo.minibatch_size=64", "--seed=9"]

@@ -179,6 +179,47 @@ def test_a_process_with_a_disk_of_its_own_has_the_config_of_the_new_run(tmp_path
         assert read(run, "config.json") == {"a": there}
 
 
+@pytest.mark.parametrize("left", ["metrics.jsonl", "checkpoints/2", "checkpoints/2.part-1-of-2"])
+def test_a_new_run_replaces_no_other_on_the_disk_of_another_host(tmp_path, left):
+    file = tmp_path / left / "arrays.npz" if "/" in left else tmp_path / left
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("{}")
+    with pytest.raises(RunError, match="holds another run; choose another --run_dir"):
+        run_directory.follow(tmp_path, {"a": 1}, True)
+    assert not (tmp_path / "config.json").exists()
+    run_directory.follow(tmp_path, {"a": 1}, False)  # one that is resumed
+
+
+def test_a_run_follows_no_link_to_the_files_of_another(tmp_path):
+    mine, got = tmp_path / "mine", tmp_path / "got"
+    for run in (mine, got):
+        run_directory.create(run).close()
+        (run / "config.json").write_text("{}")
+    (mine / "checkpoints").mkdir()
+    (got / "checkpoints").symlink_to(mine / "checkpoints")
+    with pytest.raises(
+        RunError, match=r"got/checkpoints is a link into another run, .*mine"
+    ):
+        run_directory.open_existing(got)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    (got / "checkpoints").unlink()
+    (got / "checkpoints").symlink_to(scratch)  # a larger disk
+    run_directory.open_existing(got).close()
+    (got / ".lock").unlink()
+    (got / ".lock").symlink_to(mine / "config.json")
+    with pytest.raises(RunError, match="Too many levels of symbolic links"):
+        run_directory.open_existing(got)
+    assert (mine / "config.json").read_text() == "{}"
+
+
+def test_a_file_without_an_end_is_not_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for read_it in (records.read_rows, run_directory.read_object):
+        with pytest.raises(RunError, match="pipe is no file of data"):
+            read_it(tmp_path / "pipe")
+
+
 def test_a_file_system_without_locks_is_used_with_a_warning(tmp_path, monkeypatch):
     def flock(*_):
         raise OSError(37, "No locks available")

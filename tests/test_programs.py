@@ -150,13 +150,23 @@ def test_a_folder_that_cannot_be_written_is_no_reason_for_a_word(folder, capfd):
 
 def test_what_nobody_has_used_for_long_is_removed(folder):
     folder.mkdir()
-    old, new = folder / "old", folder / "new"
-    for path, age in ((old, programs.FORGOTTEN_AFTER + 60), (new, programs.FORGOTTEN_AFTER - 60)):
+    old, new, other = folder / ("a" * 64), folder / ("b" * 64), folder / "thesis.tex"
+    (folder / "notes").mkdir()
+    for path, age in ((old, 60), (new, -60), (other, 60)):
         path.write_text("")
-        os.utime(path, (time.time() - age,) * 2)
+        os.utime(path, (time.time() - programs.FORGOTTEN_AFTER - age,) * 2)
     assert found(folder) == (7, 1)
     assert not old.exists()
     assert new.exists()
+    assert other.exists()  # which is no program
+
+
+def test_a_link_is_no_program_of_ones_own(folder):
+    assert found(folder) == (7, 1)
+    (path,) = folder.iterdir()
+    path.rename(folder / "elsewhere")
+    path.symlink_to(folder / "elsewhere")
+    assert programs._read(path, jax.local_devices()[:1]) is None
 
 
 def test_what_is_used_is_not_forgotten(folder):

@@ -130,6 +130,13 @@ def test_a_folder_that_cannot_be_read_is_told(tmp_path, capsys):
     assert capsys.readouterr().err == told
 
 
+def test_a_terminal_obeys_no_name(listed, tmp_path):
+    make_run(tmp_path / "runs" / "a\x1b[2Kb\N{NO-BREAK SPACE}é")
+    out = listed()[1]
+    assert "a\\x1b[2Kb\N{NO-BREAK SPACE}é" in out
+    assert "\x1b" not in out + listed("c\x1b[2Kd")[2]
+
+
 def test_what_cannot_be_listed_is_told(listed, tmp_path):
     assert listed("nowhere") == (
         2,

@@ -668,7 +668,7 @@ from jaxrl_scale.config import command_line
 
 config = command_line.load(sys.argv[1:])[0]
 assert isinstance(config, Config)
-watched = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+watched = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 before = [signal.getsignal(s) for s in watched]
 run = train(config)
 assert [signal.getsignal(s) for s in watched] == before

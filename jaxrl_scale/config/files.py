@@ -123,11 +123,11 @@ def to_python(config: Config, text: str) -> str:
     Args:
       text: the file's docstring.
     """
-    algo = config.algo
+    algo, quoted = config.algo, text.replace("\\", "\\\\").replace('"', '\\"')
     own = _changed_arguments(algo, type(algo)(), 12)
     others = _changed_arguments(config.replace(algo=None), Config(algo=None), 8)  # type: ignore[arg-type]
     return (
-        f'"""{text}\n"""\n\nfrom jaxrl_scale.algos import {algo.name}\n'
+        f'"""{quoted}\n"""\n\nfrom jaxrl_scale.algos import {algo.name}\n'
         "from jaxrl_scale.config import Config\n\n\ndef get_config() -> Config:\n"
         f"    return Config(\n{others}        algo={algo.name}.Config(\n{own}        ),\n    )\n"
     )
@@ -137,9 +137,14 @@ def _changed_arguments(part: Any, default: Any, indent: int) -> str:
     fields = [(f.name, getattr(part, f.name)) for f in dataclasses.fields(part)]
     changed = [(name, x) for name, x in fields if x != getattr(default, name)]
     return "".join(
-        f"{' ' * indent}{name}={json.dumps(x) if isinstance(x, str) else repr(x)},\n"
+        f"{' ' * indent}{name}={_quoted(x) if isinstance(x, str) else repr(x)},\n"
         for name, x in changed
     )
+
+
+def _quoted(text: str) -> str:
+    """As Python reads it, in double quotes."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def from_json(data: dict[str, Any]) -> Config:
@@ -181,6 +186,15 @@ def read_config(path: Path) -> Config:
                 f"{path} has a field {found[1]!r} that this version of jaxrl_scale does not know"
             ) from None
         raise RunError(f"{path} is damaged: {one_line(error)}") from None
+
+
+def to_look_at(config: Config, **changes: Any) -> Config:
+    """The config of a run for whoever only looks at it, with these changes. Its programs are kept
+    in the user's folder: what lies in the one that the run names is run, whoever has put it
+    there."""
+    if config.compilation_cache:
+        changes["compilation_cache"] = Config().compilation_cache
+    return config.replace(**changes)
 
 
 def flatten(config: Config) -> dict[str, Any]:

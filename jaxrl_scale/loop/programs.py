@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import pickle
+import re
 import sys
 import threading
 import time
@@ -226,9 +227,10 @@ def _read(path: Path, devices: Sequence[jax.Device]) -> jax.stages.Compiled | No
     """The program in a file; None where there is none that is whole and one's own."""
     # Whatever is wrong with the file, the program can be compiled.
     with suppress(Exception):
-        if path.stat().st_uid != os.getuid():
-            return None  # it would run with the rights of this user
-        whole = path.read_bytes()
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+            if os.fstat(file.fileno()).st_uid != os.getuid():
+                return None  # it would run with the rights of this user
+            whole = file.read()
         digest, content = whole[:32], whole[32:]
         if _digest(path, content) == digest:
             program, in_tree, out_tree = pickle.loads(content)
@@ -252,5 +254,6 @@ def _write(path: Path, program: jax.stages.Compiled) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, _digest(path, content) + content)
         for other in path.parent.iterdir():
-            if other.stat().st_mtime < time.time() - FORGOTTEN_AFTER:
+            is_ours = re.fullmatch("[0-9a-f]{64}", other.name)
+            if is_ours and other.lstat().st_mtime < time.time() - FORGOTTEN_AFTER:
                 other.unlink()

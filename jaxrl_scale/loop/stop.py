@@ -10,12 +10,13 @@ from typing import Any
 
 from jaxrl_scale.interrupts import answered
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
 class StopRequest:
-    """Within this context SIGTERM, SIGINT and SIGUSR1 ask the loop to save and stop. A second
-    SIGINT interrupts at once. Afterwards the signals do again what they did before.
+    """Within this context SIGTERM, SIGINT, SIGUSR1 and SIGHUP ask the loop to save and stop; the
+    last, of a terminal that was closed, unless it is ignored (nohup). A second SIGINT interrupts at
+    once. Afterwards the signals do again what they did before.
 
     ``requested`` is the name of the signal that came, or an empty text. ``after`` says what the run
     does now, at the end of which it would stop: a line on standard error tells it as soon as a
@@ -42,7 +43,9 @@ class StopRequest:
             if self._tells:
                 stack.enter_context(answered(self._tell))
             if threading.current_thread() is threading.main_thread():
-                self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}
+                ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+                heard = SIGNALS[:-1] if ignored else SIGNALS
+                self._before = {number: signal.signal(number, self._handle) for number in heard}
             self._answered = stack.pop_all()
         return self
 

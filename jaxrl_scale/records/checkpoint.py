@@ -25,6 +25,7 @@ import errno
 import importlib
 import json
 import math
+import operator
 import os
 import re
 import shutil
@@ -201,8 +202,10 @@ class Checkpoints:
 
     def _delete_old(self) -> list[int]:
         """Delete the checkpoints that are not to be kept; returns those that are."""
-        scores = {int(path.name): _score(path) for path in _newest_first(self.directory)}
-        keep = kept(scores, self.keep)
+        paths = _newest_first(self.directory)
+        scores = {int(path.name): _score(path) for path in paths}
+        # What a disk does not give now may be the best one.
+        keep = kept(scores, self.keep) | {int(path.name) for path in paths if not _readable(path)}
         for iteration in scores.keys() - keep:
             array_folder.delete(self.directory / str(iteration))
         _delete_parts(self.directory, keep)
@@ -330,13 +333,41 @@ def _score(path: Path, damaged: float | None = None) -> float | None:
         return damaged
 
 
+def _readable(path: Path) -> bool:
+    """Whether the disk gives a checkpoint's file, whole or damaged."""
+    try:
+        with open(path / array_folder.FILE, "rb") as file:
+            file.read(1)
+    except FileNotFoundError:
+        return True  # it is damaged: it has no file
+    except OSError:
+        return False
+    return True
+
+
 def _record(path: Path) -> dict[str, Any]:
-    """The record of a checkpoint; somebody may have renamed its folder."""
+    """The record of a checkpoint; somebody may have renamed its folder, or written another."""
     record = array_folder.read_record(path)
+    if not _is_record(record):
+        raise Damage(f"{array_folder.RECORD} is none of a checkpoint")
     iteration = record.get("iteration", int(path.name))  # earlier versions wrote none
     if iteration != int(path.name):
         raise Damage(f"it is the checkpoint of iteration {iteration}")
     return record
+
+
+def _is_record(record: Any) -> bool:
+    """Whether data of JSON has what `Checkpoints.save` writes."""
+    try:
+        for x in record["arrays"].values():
+            jax.ShapeDtypeStruct([*map(operator.index, x["shape"])], x["dtype"])
+            box = [(operator.index(start), operator.index(stop)) for start, stop in x["box"]]
+            if len(box) != len(x["shape"]) or any(n < 0 for n in x["shape"]):
+                return False
+        ids_are_texts = all(isinstance(id, str) for id in record["ids"])
+        return ids_are_texts and isinstance(record["meta"], dict)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return False
 
 
 def _part(path: Path, process: int, processes: int) -> Path:

@@ -324,6 +324,8 @@ class _Start(TypedDict, total=False):
     """What the readers know of a start."""
 
     agents: dict[str, list[float]]  # what each has otherwise than config.json says
+    devices: list[str]
+    versions: dict[str, str]
 
 
 _NEEDED: dict[Any, set[str]] = {

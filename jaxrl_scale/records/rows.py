@@ -36,7 +36,7 @@ from typing import Any, NotRequired, TypedDict
 
 from jaxrl_scale.envs import scores
 from jaxrl_scale.errors import RunError
-from jaxrl_scale.records.run_directory import short
+from jaxrl_scale.records.run_directory import check_regular, short
 
 Row = dict[str, Any]
 
@@ -163,6 +163,7 @@ class Summary(TypedDict, total=False):
 def read_rows(path: Path) -> list[Row]:
     """The rows of a ``metrics.jsonl``; a last line that was torn by a crash is left out."""
     try:
+        check_regular(path)
         lines = path.read_bytes().splitlines()
     except FileNotFoundError:
         return []

@@ -24,6 +24,7 @@ import secrets
 import shlex
 import shutil
 import socket
+import stat
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -85,6 +86,7 @@ def entered(
         hosts.barrier("run directory is there")
         if not hosts.leader:
             run = follow(path, to_json(config), resume is None)
+        hosts.barrier("all have looked into the run directory")
         try:
             starts = read_starts(run.path)
             run.name = starts[0].get("name", name) if starts else name
@@ -172,6 +174,13 @@ def open_existing(path: Path) -> RunDirectory:
             f"{short(path)} is a policy without the rest of its run, as those in zoo/ are; "
             f"--init_from={shown} begins a new run from it"
         )
+    for link in (path / "checkpoints", path / "tensorboard"):
+        other = link.resolve().parent
+        if link.is_symlink() and other != path and (other / "config.json").exists():
+            raise RunError(
+                f"{short(link)} is a link into another run, {short(other)}, which would lose what "
+                "it has; copy what the link leads to in its place"
+            )
     return RunDirectory(path)
 
 
@@ -180,14 +189,23 @@ def follow(path: Path, config: dict[str, Any], new: bool) -> RunDirectory:
 
     Where the hosts do not share the directory, this host gets one of its own, with the
     ``config.json`` that a resume reads first. A ``new`` run replaces one that is there, which a run
-    that ended before its first row has left: process 0 removes its own alone.
+    that ended before its first row has left: process 0 removes its own alone. Raises a `RunError`
+    where this host holds another run there.
     """
     with io_errors(path):
         path.mkdir(parents=True, exist_ok=True)
     run = RunDirectory(path, lock=False)
+    has_parts = any(run.checkpoints.glob("*.part-*"))
+    if new and (has_parts or run.has_trained() or (path / "summary.json").exists()):
+        raise RunError(
+            f"{short(path)} on {socket.gethostname()} holds another run; choose another --run_dir"
+        )
     if new or not run.config.exists():
         run.write_json("config.json", config)
     return run
+
+
+_LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class RunDirectory:
@@ -228,7 +246,7 @@ class RunDirectory:
         return rows or checkpoint.newest(self.checkpoints) is not None
 
     def _acquire(self) -> int:
-        lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        lock = os.open(self.path / ".lock", _LOCK_FLAGS, 0o666)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -288,9 +306,17 @@ def read_starts(path: Path) -> list[dict[str, Any]]:
     return starts
 
 
+def check_regular(path: Path) -> None:
+    """Raise a `RunError` where a file to read is a pipe or a device, which may have no end."""
+    mode = os.stat(path).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise RunError(f"{short(path)} is no file of data")
+
+
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file, empty where there is no file."""
     try:
+        check_regular(path)
         data = json.loads(path.read_bytes())
     except FileNotFoundError:
         return {}

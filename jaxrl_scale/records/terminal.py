@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Protocol, TextIO
 
 from jaxrl_scale.config import Config
-from jaxrl_scale.errors import how_many
+from jaxrl_scale.errors import how_many, printable
 from jaxrl_scale.records.rows import Evaluation, Row, Summary, centre
 
 _PLAIN_LINES = 20
@@ -112,7 +112,7 @@ class Terminal:
     def _print(self, text: str) -> None:
         # The run goes on when nobody reads its output any more (`| head`, a closed window).
         try:
-            print(text, file=self._stream, flush=True)
+            print(printable(text), file=self._stream, flush=True)
         except OSError:
             self._stream = open(os.devnull, "w")  # noqa: SIM115
 
