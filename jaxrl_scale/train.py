@@ -57,6 +57,8 @@ class Run:
     config: Config
     summary: Summary
     exit_status: int
+    stopped_by: str = ""
+    """The signal that stopped the run; empty where none did."""
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
@@ -120,8 +122,25 @@ def train(
     Raises:
       RunError: in one line, for whatever the user can mend. In a run of several processes all
         end at once instead, with the error's status.
-      KeyboardInterrupt: in a notebook, when a signal has stopped the run and it was saved.
+      KeyboardInterrupt: when Ctrl-C (in a notebook any signal) has stopped the run and it was
+        saved, as what stands behind `train` is not to go on. Another signal lets it return, with
+        "stopped" as the summary's status.
     """
+    run = _train(config, name, resume, on_row, process_start, launch)
+    if run.stopped_by == "SIGINT" or (run.stopped_by and notebook.here()):
+        raise KeyboardInterrupt
+    return run
+
+
+def _train(
+    config: Config | None,
+    name: str,
+    resume: str | Path | None,
+    on_row: Callable[[Row], object] | None,
+    process_start: float | None,
+    launch: Launch,
+) -> Run:
+    """As `train`, but that Ctrl-C, too, lets it return."""
     resume = None if resume is None else given_path("resume", resume)
     config = checked(config, resume)
     if not isinstance(name, str) or not name or name[0] == "/" or ".." in name.split("/"):
@@ -134,8 +153,6 @@ def train(
         hosts.check_alike(settings(config, resume))
         run = train_among(hosts, config, clock, name, resume, on_row=on_row)
         hosts.close()
-        if run.summary["status"] == "stopped" and notebook.here():
-            raise KeyboardInterrupt  # or the notebook's next cells would run
         return run
 
 
@@ -298,7 +315,8 @@ def loop(
         summary = log.finish(status, runner.memory(), digest, stopped_by=by)
         # No process leaves before all have ended well. Only process 0 has the whole summary.
         summary = hosts.gather("summary", run_directory.plain(summary))[0]
-    return Run(directory.path, config, summary, STATUSES[summary["status"]])
+    stopped_by = by if status == "stopped" else ""
+    return Run(directory.path, config, summary, STATUSES[summary["status"]], stopped_by)
 
 
 def _finished(config: Config, resume: str | Path | None, hosts: Hosts) -> Run | None:
@@ -341,7 +359,7 @@ def _command(argv: list[str]) -> int:
     start, launch = process_start(), command_line.load_launch(argv)
     if told and find(launch, os.environ).process_id == 0:
         print(told)
-    return train(config, name=name, resume=resume, process_start=start, launch=launch).exit_status
+    return _train(config, name, resume, None, start, launch).exit_status
 
 
 if __name__ == "__main__":

@@ -441,6 +441,25 @@ def test_in_a_notebook_a_run_that_is_stopped_is_saved_and_raises(
     assert capsys.readouterr().out.endswith(said)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_in_a_program_ctrl_c_raises_when_the_run_is_saved(tmp_path, counting, monkeypatch, number):
+    """Otherwise a loop over seeds would go on with the next one. After a scheduler's signal the
+    program may look at the status."""
+    def arrives(metrics):
+        os.kill(os.getpid(), number)
+        return metrics
+
+    monkeypatch.setattr(counting, "at", {7: arrives})
+    if number == signal.SIGINT:
+        with pytest.raises(KeyboardInterrupt):
+            train(config_of(tmp_path / "run"))
+    else:
+        run = train(config_of(tmp_path / "run"))
+        assert (run.exit_status, run.stopped_by) == (75, "SIGTERM")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["status"], summary["iterations"]) == ("stopped", 7)
+
+
 @pytest.mark.usefixtures("counting")
 def test_what_was_compiled_is_forgotten_after_a_run(tmp_path):
     traced = []

@@ -197,9 +197,7 @@ def test_a_run_follows_no_link_to_the_files_of_another(tmp_path):
         (run / "config.json").write_text("{}")
     (mine / "checkpoints").mkdir()
     (got / "checkpoints").symlink_to(mine / "checkpoints")
-    with pytest.raises(
-        RunError, match=r"got/checkpoints is a link into another run, .*mine"
-    ):
+    with pytest.raises(RunError, match=r"got/checkpoints is a link into another run, .*mine"):
         run_directory.open_existing(got)
     scratch = tmp_path / "scratch"
     scratch.mkdir()
