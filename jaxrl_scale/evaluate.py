@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxrl_scale import commands
-from jaxrl_scale.config import files
+from jaxrl_scale.config import command_line, files
 from jaxrl_scale.errors import RunError, how_many
 from jaxrl_scale.figures.video import check_video, write_video
 from jaxrl_scale.loop.agent import load
@@ -37,9 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _command(argv: list[str]) -> int:
+    argv, env_kwargs = command_line.kwargs_given(argv, "env_kwargs")
     args = _parser().parse_args(argv)
     with jax_settings_restored():
-        result, frames = evaluate(args)
+        result, frames = evaluate(args, env_kwargs)
     print(json.dumps(result) if args.json else describe(result, frames))
     return 0
 
@@ -62,6 +63,18 @@ def _parser() -> commands.Parser:
         "--agents", metavar="K,K,...", help="indices of the agents that play, from 0 [all]"
     )
     commands.add_checkpoint(parser)
+    parser.add_argument(
+        "--seed",
+        metavar="N",
+        type=commands.whole_number(0, 2**31 - 1),
+        help="seed of the first agent's episodes; each agent has the one after that of the agent "
+        "before [the seeds of the agents; with --gymnasium 0]",
+    )
+    parser.add_argument(  # `command_line.kwargs_given` reads it
+        "--env_kwargs.NAME",
+        metavar="VALUE",
+        help="another value of a parameter of the environment, for these episodes",
+    )
     parser.add_argument(
         "--sampled",
         action=argparse.BooleanOptionalAction,
@@ -88,9 +101,13 @@ def _parser() -> commands.Parser:
     return parser
 
 
-def evaluate(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
+def evaluate(args: argparse.Namespace, env_kwargs: dict[str, Any]) -> tuple[dict[str, Any], int]:
     """Play the episodes that the command line asks for. Returns the result and the number of the
-    video's frames."""
+    video's frames.
+
+    Args:
+      env_kwargs: parameters of the environment that differ from those of the run.
+    """
     config = files.read_config(args.run_dir / "config.json")
     agents = _agents(args.agents, config.num_seeds)
     if args.video:
@@ -99,7 +116,7 @@ def evaluate(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
         raise RunError(f"--games={args.games} says how many games a video shows; add --video=FILE")
     backend.initialize(files.to_look_at(config, devices=None))
     with commands.working(f"loading {args.run_dir}"):
-        agent = load(args.run_dir, agents[0], args.checkpoint)
+        agent = load(args.run_dir, agents[0], args.checkpoint, env_kwargs)
     greedy = config.eval_greedy if args.sampled is None else not args.sampled
     frames = []
     if args.video:  # first, since it is quick to tell that an environment cannot be drawn
@@ -109,9 +126,9 @@ def evaluate(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
     episodes = how_many(args.episodes, "episode") + " of each agent" * (len(agents) > 1)
     with commands.working(f"playing {episodes}{' in real Gymnasium' * args.gymnasium}"):
         if args.gymnasium:
-            returns = agent.evaluate_in_gymnasium(args.episodes, greedy, agents)
+            returns = agent.evaluate_in_gymnasium(args.episodes, greedy, agents, args.seed or 0)
         else:
-            returns = agent.evaluate(args.episodes, greedy)[agents]
+            returns = agent.evaluate(args.episodes, greedy, args.seed)[agents]
     result: dict[str, Any] = dict(
         summarize(returns, [i for i, k in enumerate(agents) if k in agent.failed])
     )
@@ -125,6 +142,8 @@ def evaluate(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
         "iteration": agent.iteration,
         "standard_error": standard_error(returns[known]) if any(known) else None,
     }
+    if env_kwargs:
+        result["env_kwargs"] = env_kwargs
     if args.video:
         result["video"] = str(args.video)
     return result, len(frames)
@@ -138,10 +157,12 @@ def describe(result: dict[str, Any], frames: int = 0) -> str:
     over = f"{len(scores)} agents with {episodes} each" if len(scores) > 1 else episodes
     error = result["standard_error"]
     within = f" ± {number(error)} (standard error over {over})" if error is not None else ""
+    changed = result.get("env_kwargs")
+    with_these = f" ({command_line.written(changed)})" if changed else ""
     lines = [
-        f"{result['env']} in {where}, {'greedy' if result['greedy'] else 'sampled'} actions, "
-        f"iteration {result['iteration']}: mean return {number(result['mean'])}"
-        + (within or f" of {over}")
+        f"{result['env']}{with_these} in {where}, "
+        f"{'greedy' if result['greedy'] else 'sampled'} actions, iteration {result['iteration']}: "
+        f"mean return {number(result['mean'])}" + (within or f" of {over}")
     ]
     if len(scores) > 1:
         low, high = result["ci95"]

@@ -39,7 +39,7 @@ from jaxrl_scale.parallel import backend
 from jaxrl_scale.parallel.cluster import find
 from jaxrl_scale.parallel.hosts import Hosts, join
 from jaxrl_scale.parallel.machine import process_start
-from jaxrl_scale.records import notebook, past_run, pieces, run_directory
+from jaxrl_scale.records import notebook, past_run, pieces, provenance, run_directory
 from jaxrl_scale.records.checkpoint import Checkpoints
 from jaxrl_scale.records.log import STATUSES, Log
 from jaxrl_scale.records.progress import Clock
@@ -243,8 +243,12 @@ def loop(
             raise RunError(f"this run has made {made} and cannot go back to {last}")
         log.restore(iteration, counts)
         facts = runner.facts() | ({"init_from": begun.record} if begun.record else {})
+        if provenance.own_code(config):
+            facts["modules"] = provenance.own_modules()
+        changed = provenance.changed_modules(config, run_directory.read_starts(directory.path))
         afresh = "no checkpoint is there: the run begins again" if resume and not found else None
-        log.start(runner.describe(), facts, bool(resume), [checkpoints.warning, begun.note, afresh])
+        warnings = [checkpoints.warning, begun.note, afresh, changed]
+        log.start(runner.describe(), facts, bool(resume), warnings)
         stop.after = "the compilation"
         wait_for_compiler()
         stop.after = "this iteration"

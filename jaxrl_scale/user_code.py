@@ -72,6 +72,22 @@ def load_by_name(kind: str, name: str, fits: Callable[[Any], bool], wanted: str)
     raise RunError(f"{what}: {attribute!r} was not called, because it should be {wanted}")
 
 
+def modules_of_ones_own() -> list[str]:
+    """The modules that this process has imported from elsewhere than the package, Python itself and
+    the folders of installed libraries: from the folder of work, say, or from PYTHONPATH. Each could
+    have changed any function, and with a file that nobody knows of."""
+    known = (os.path.dirname(__file__) + os.sep, os.path.dirname(os.__file__) + os.sep)
+    return [
+        name
+        for name, module in list(sys.modules.items())
+        if name != "__main__"
+        # Not getattr, for which a lazy module would be imported.
+        and isinstance(file := getattr(module, "__dict__", {}).get("__file__"), str)
+        and not file.startswith(known)
+        and not {"site-packages", "dist-packages"} & set(file.split(os.sep))
+    ]
+
+
 @contextmanager
 def errors_in_one_line(what: str) -> Iterator[None]:
     """Raise a `RunError` for whatever the user's code raises, ``sys.exit()`` included: ``what``,

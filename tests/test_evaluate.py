@@ -247,17 +247,17 @@ def test_the_standard_error_is_of_agents_where_several_play(tmp_path, capfd, mon
     (tmp_path / "config.json").write_text(json.dumps(files.to_json(agent.config)))
     monkeypatch.setattr(evaluate, "load", lambda *_: agent)
     both = np.repeat([[0.0], [100.0]], 128, axis=1)
-    monkeypatch.setattr(agent, "evaluate", lambda episodes, greedy: both)
+    monkeypatch.setattr(agent, "evaluate", lambda episodes, greedy, seed: both)
     result = in_json(tmp_path, capfd=capfd)
     assert (result["mean"], result["standard_error"]) == (50, 50)
     _, out, _ = command(tmp_path, capfd=capfd)
     assert "mean return 50.0 ± 50.0 (standard error over 2 agents with 128 episodes each)" in out
     one = in_json(tmp_path, "--agents=1", capfd=capfd)
     assert (one["mean"], one["standard_error"], one["agents"]) == (100, 0, [1])
-    monkeypatch.setattr(agent, "evaluate", lambda episodes, greedy: both[:, :1])
+    monkeypatch.setattr(agent, "evaluate", lambda episodes, greedy, seed: both[:, :1])
     _, out, _ = command(tmp_path, "--agents=1", capfd=capfd)
     assert "mean return 100.0 of 1 episode\n" in out  # which has no standard error
-    monkeypatch.setattr(agent, "evaluate", lambda episodes, greedy: both)
+    monkeypatch.setattr(agent, "evaluate", lambda episodes, greedy, seed: both)
     agent.failed = [1]
     _, out, _ = command(tmp_path, capfd=capfd)
     assert "mean return 0.0 ± 0.0 (standard error over 128 episodes)" in out
@@ -415,6 +415,36 @@ def test_in_gymnasium_every_episode_has_its_own_start_and_counts_to_its_first_en
     monkeypatch.setattr(agent, "make_in_gymnasium", Countdown)
     returns = agent.evaluate_in_gymnasium(3)
     assert returns.tolist() == [[1, 2, 3], [4, 5, 6]]
+
+
+def test_a_run_is_evaluated_with_other_parameters_and_other_seeds(run, agent, capfd):
+    """A pole so long that it hardly falls: the agent of CartPole lasts longer."""
+    usual = command(run, "--episodes=16", "--json", capfd=capfd)[1]
+    changed = ["--episodes=16", "--json", "--env_kwargs.length=8.0"]
+    told = json.loads(command(run, *changed, capfd=capfd)[1])
+    assert told["env_kwargs"] == {"length": 8.0}
+    assert told["mean"] > json.loads(usual)["mean"] + 20
+    longer = load(run, env_kwargs={"length": 8.0})
+    assert longer.evaluate(16).mean() == pytest.approx(told["mean"])
+    assert longer.config.env_kwargs == {"length": 8.0}
+    said = command(run, "--episodes=2", "--env_kwargs.length", "8.0", capfd=capfd)[1]
+    assert said.startswith("CartPole-v1 (length=8.0) in jaxrl_scale, ")
+    status, _, err = command(run, "--env_kwargs.lenght=8", capfd=capfd)
+    assert status == 2
+    assert "unexpected keyword argument 'lenght'; its parameters: " in err
+
+    own = agent.evaluate(8)
+    assert (agent.evaluate(8, seed=0) == own).all()
+    assert (agent.evaluate(8, seed=1) != own).any()
+    two = Agent(agent.config.replace(num_seeds=2), agent.env, agent.algo, agent.actor, 0)
+    with pytest.raises(RunError, match="seed=-1 should be"):
+        two.evaluate(8, seed=-1)
+
+
+def test_other_parameters_may_not_change_what_an_agent_sees_or_does():
+    agent = untrained(env="LunarLander-v3")
+    with pytest.raises(RunError, match=r"env_kwargs={'continuous': True} makes an"):
+        evaluator.make_alike(agent.config, agent.env, {"continuous": True}, "env_kwargs")
 
 
 def test_whoever_looks_at_a_run_keeps_programs_in_a_folder_of_their_own(run, monkeypatch):

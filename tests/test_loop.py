@@ -445,6 +445,7 @@ def test_in_a_notebook_a_run_that_is_stopped_is_saved_and_raises(
 def test_in_a_program_ctrl_c_raises_when_the_run_is_saved(tmp_path, counting, monkeypatch, number):
     """Otherwise a loop over seeds would go on with the next one. After a scheduler's signal the
     program may look at the status."""
+
     def arrives(metrics):
         os.kill(os.getpid(), number)
         return metrics

@@ -1,6 +1,7 @@
 """The run directory, the rows' sinks and the terminal, each against the real library."""
 
 import dataclasses
+import importlib
 import io
 import itertools
 import json
@@ -216,6 +217,22 @@ def test_a_file_without_an_end_is_not_read(tmp_path):
     for read_it in (records.read_rows, run_directory.read_object):
         with pytest.raises(RunError, match="pipe is no file of data"):
             read_it(tmp_path / "pipe")
+
+
+def test_a_module_of_ones_own_that_was_changed_is_named(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "changing", raising=False)
+    (tmp_path / "changing.py").write_text("reward = 1")
+    importlib.import_module("changing")
+    own = QUIET.replace(env="changing:Env")
+    starts = [{"modules": {"changing": "of another time"}}, {"modules": provenance.own_modules()}]
+    assert provenance.changed_modules(own, starts) is None
+    assert provenance.changed_modules(own, []) is None
+    assert provenance.changed_modules(own, [{}]) is None
+    (tmp_path / "changing.py").write_text("reward = -1")
+    told = "changing has changed since this run was last started: what it computes now may be"
+    assert provenance.changed_modules(own, starts).startswith(told)
+    assert provenance.changed_modules(QUIET, starts) is None
 
 
 def test_a_file_system_without_locks_is_used_with_a_warning(tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 from running import differing, small
 
-from jaxrl_scale import envs
+from jaxrl_scale import envs, user_code
 from jaxrl_scale.algos import dqn, ppo
 from jaxrl_scale.config import Config, files
 from jaxrl_scale.loop import programs
@@ -278,14 +278,14 @@ def test_only_a_command_finds_programs(world, path):
 
 def test_a_module_of_ones_own_is_known(tmp_path, monkeypatch):
     """It may stand before a library's on sys.path, or be imported by a config file."""
-    before = programs.modules_of_ones_own()
+    before = user_code.modules_of_ones_own()
     assert "test_programs" in before
     assert not {"jax", "numpy", "os", "pytest", "jaxrl_scale.train"} & {*before}
     (tmp_path / "some_helper.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "some_helper", raising=False)
     importlib.import_module("some_helper")
-    assert [*before, "some_helper"] == programs.modules_of_ones_own()
+    assert [*before, "some_helper"] == user_code.modules_of_ones_own()
 
 
 def test_a_config_file_of_ones_own_is_known_but_one_that_came_with_the_package_is_not(

@@ -1,5 +1,6 @@
 """The README's own example, as a reader would type it, and its map."""
 
+import hashlib
 import importlib
 import json
 import os
@@ -66,6 +67,9 @@ def test_the_example_of_an_environment_and_a_network_of_your_own_trains(corridor
     assert 0 < last["env/arrived"] < 0.3
     # It starts anywhere in 12 places and walks to the end: 6.5 steps on average, -50 at worst.
     assert summary["evaluation"]["mean"] > -8
+    (start,) = json.loads((corridor / "run" / "run.json").read_text())["starts"]
+    content = (corridor / "corridor.py").read_bytes()
+    assert start["modules"] == {"corridor": hashlib.sha256(content).hexdigest()}
 
 
 def commands():

@@ -1072,6 +1072,8 @@ def saved(run_dir, runner):
         ),
         ({"algo.lr_schedule": "log:1:2"}, "--algo.lr_schedule=1 should be one of constant,"),
         ({"seed": "1,2"}, "--seed cannot vary in a sweep; the algorithm's options can, and "),
+        ({"env_kwargs.length": "0.5,1"}, "--env_kwargs.length cannot vary in a sweep; the algor"),
+        ({"env_kwargs.length": "log:0.5:1"}, "--env_kwargs.length cannot vary in a sweep; the al"),
         ({"algo.gamma": "0.9,1", "agents": 7}, "--agents=7 does not divide by --seeds=4; try"),
         ({"algo.gamma": "0.9,1", "chunk": 3}, "the 4 agents of a setting train side by side,"),
         ({"algo.gamma": "uniform:0:1", "draw": "grid"}, "--draw=grid takes choices only, such as"),

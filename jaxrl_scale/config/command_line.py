@@ -136,6 +136,20 @@ def changes_of(config: Config, argv: Sequence[str]) -> dict[str, Any]:
     return changes
 
 
+def kwargs_given(argv: Sequence[str], option: str) -> tuple[list[str], dict[str, Any]]:
+    """The arguments without those of an option that is a dict, ``--OPTION.NAME=VALUE``, and the
+    dict that they give."""
+    rest, given, texts = list[str](), dict[str, Any](), iter(argv)
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if name.startswith(f"--{option}."):
+            value = value if equals else next(texts, "")
+            given[name.removeprefix(f"--{option}.")] = _parse_literal(value)
+        else:
+            rest.append(text)
+    return rest, given
+
+
 def with_options(config: Config, changes: dict[str, Any]) -> Config:
     """The config with other values of some options, by their names in `flatten`; not checked."""
     options = {k.removeprefix("algo."): v for k, v in changes.items() if k.startswith("algo.")}

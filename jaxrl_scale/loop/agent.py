@@ -21,7 +21,7 @@ from jaxrl_scale.config import Config, files
 from jaxrl_scale.envs.draw import side_by_side
 from jaxrl_scale.errors import RunError, how_many, one_line
 from jaxrl_scale.loop import host_rollout, rollout
-from jaxrl_scale.loop.evaluator import LONGEST_EPISODE, make_evaluator
+from jaxrl_scale.loop.evaluator import LONGEST_EPISODE, make_alike, make_evaluator
 from jaxrl_scale.loop.host_runner import HostRunner
 from jaxrl_scale.loop.keys import agent_seeds
 from jaxrl_scale.loop.make import make_runner
@@ -31,8 +31,9 @@ from jaxrl_scale.loop.state import Shared, time_of
 from jaxrl_scale.options import given_number, given_path
 from jaxrl_scale.parallel import backend
 from jaxrl_scale.parallel.machine import visible_cores
-from jaxrl_scale.records import pieces
+from jaxrl_scale.records import pieces, provenance
 from jaxrl_scale.records.checkpoint import restore_some
+from jaxrl_scale.records.run_directory import read_starts
 from jaxrl_scale.types import Algorithm, Environment, HostEnvironment, PyTree
 from jaxrl_scale.user_code import errors_in_one_line
 
@@ -129,29 +130,43 @@ class Agent:
         out = host_rollout.clipped(spec, np.asarray(action))
         return out[0] if one else out
 
-    def evaluate(self, episodes: int = 128, greedy: bool = True) -> np.ndarray:
+    def evaluate(
+        self, episodes: int = 128, greedy: bool = True, seed: int | None = None
+    ) -> np.ndarray:
         """Play whole episodes in our environment with all agents of the run. Returns
-        ``[P, episodes]``."""
+        ``[P, episodes]``.
+
+        Args:
+          seed: of the episodes of the first agent; each has the one after that of the agent before.
+            None: the seeds of the agents, as the run's own evaluations have.
+        """
         episodes = given_number("episodes", episodes)
+        config = self.config
+        if seed is not None:
+            config = config.replace(seed=given_number("seed", seed, 0))
         with backend.settings_of(self.config):
             devices, cores = jax.local_devices(), len(visible_cores())
             placement = backend.place(self.config.replace(devices=None), devices, cores)
             placement = with_programs(self.config, placement)
             name = f"play {episodes} {'greedy' if greedy else 'sampled'}"
             evaluator = make_evaluator(self.env, self.algo, placement, episodes, greedy, name)
-            returns = evaluator(self.actor, agent_seeds(self.config))
+            returns = evaluator(self.actor, agent_seeds(config))
         assert returns is not None  # there is one process
         return returns
 
     def evaluate_in_gymnasium(
-        self, episodes: int = 128, greedy: bool = True, agents: Sequence[int] | None = None
+        self,
+        episodes: int = 128,
+        greedy: bool = True,
+        agents: Sequence[int] | None = None,
+        seed: int = 0,
     ) -> np.ndarray:
         """Play whole episodes in real Gymnasium, with all agents or with those named. Returns
         ``[agents, episodes]``.
 
-        Episode ``i`` of agent ``k`` is seeded with ``k * episodes + i``. If all agents had the same
-        starts, their returns would be no independent samples, and the standard error of their
-        mean would come out too small.
+        Episode ``i`` of agent ``k`` is seeded with ``seed + k * episodes + i``. If all agents had
+        the same starts, their returns would be no independent samples, and the standard error of
+        their mean would come out too small.
         """
         import gymnasium
 
@@ -163,7 +178,8 @@ class Agent:
             _check_agent(agent, self.config)
         games = gymnasium.vector.SyncVectorEnv([self.make_in_gymnasium] * episodes)
         with self._as_it_was(), closing(games):
-            return np.stack([self._play_in_gymnasium(games, agent, greedy) for agent in chosen])
+            played = [self._play_in_gymnasium(games, agent, greedy, seed) for agent in chosen]
+            return np.stack(played)
 
     @contextmanager
     def _as_it_was(self) -> Iterator[None]:
@@ -193,10 +209,10 @@ class Agent:
         except gymnasium.error.DependencyNotInstalled as error:
             raise RunError(f"{name} in Gymnasium cannot be made: {one_line(error)}") from None
 
-    def _play_in_gymnasium(self, games: Any, agent: int, greedy: bool) -> np.ndarray:
+    def _play_in_gymnasium(self, games: Any, agent: int, greedy: bool, seed: int) -> np.ndarray:
         self.index = agent
         self.reset(agent)
-        first_seed = agent * games.num_envs
+        first_seed = seed + agent * games.num_envs
         obs, _ = games.reset(seed=list(range(first_seed, first_seed + games.num_envs)))
         returns, done = np.zeros(games.num_envs), np.zeros(games.num_envs, bool)
         first = ~done
@@ -305,16 +321,25 @@ def _of_two_sizes(env: Any, *pictures: np.ndarray) -> RunError:
     )
 
 
-def load(run_dir: str | Path, agent: int = 0, checkpoint: str = "latest") -> Agent:
+def load(
+    run_dir: str | Path,
+    agent: int = 0,
+    checkpoint: str = "latest",
+    env_kwargs: dict[str, Any] | None = None,
+) -> Agent:
     """A trained agent of a run, which may still be training.
 
     Args:
       run_dir: the directory of the run.
       agent: which of its agents, from 0 to ``num_seeds - 1``.
       checkpoint: ``latest``, or ``best``: the one with the best score.
+      env_kwargs: parameters of the environment that differ from those of the run, for what the
+        agent plays by itself (`Agent.evaluate`, `Agent.record`). Observations and actions have to
+        be the same.
 
     Raises:
-      RunError: where there is no such run, agent or checkpoint, or no whole one.
+      RunError: where there is no such run, agent or checkpoint, or no whole one, and where such an
+        environment has other observations or actions.
     """
     if checkpoint not in ("latest", "best"):
         raise RunError(f"checkpoint={checkpoint!r} should be 'latest' or 'best'")
@@ -323,12 +348,18 @@ def load(run_dir: str | Path, agent: int = 0, checkpoint: str = "latest") -> Age
     config = files.read_config(run_dir / "config.json")
     _check_agent(agent, config)
     runner, iteration, arrays, saved = read_acting(run_dir, config, checkpoint == "best")
+    if changed := provenance.changed_modules(config, read_starts(run_dir)):
+        print(changed, file=sys.stderr)
     failed = [int(k) for k in saved["progress"]["failed"]]
     shapes = runner.abstract_state().shared
     leaves = [arrays.get(name, shape) for name, shape in _named(shapes).items()]
     shared = jax.tree.unflatten(jax.tree.structure(shapes), leaves)
     actor = runner.algo.actor(shared.algo, time_of(shared, np.int32(config.num_iterations)))
-    return Agent(config, runner.env, runner.algo, actor, iteration, agent, failed)
+    env: Any = runner.env
+    if env_kwargs:
+        env = make_alike(config, env, env_kwargs, "env_kwargs")
+        config = config.replace(env_kwargs=config.env_kwargs | env_kwargs)
+    return Agent(config, env, runner.algo, actor, iteration, agent, failed)
 
 
 def _check_agent(agent: Any, config: Config) -> None:

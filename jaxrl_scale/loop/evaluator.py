@@ -147,16 +147,25 @@ def environments(
     """
     played = {"eval_return": env}
     if config.test_env_kwargs:
-        other = envs.make(config.env, **config.env_kwargs | config.test_env_kwargs)
-        for part in ("observation_shape", "observation_dtype", "action"):
-            trained, tested = (getattr(x.spec, part) for x in (env, other))
-            if trained != tested:
-                raise RunError(
-                    f"test_env_kwargs={config.test_env_kwargs} makes an environment whose {part} "
-                    f"is {tested}; it should be that of the environment which trains, {trained}"
-                )
+        other = make_alike(config, env, config.test_env_kwargs, "test_env_kwargs")
         played["test_return"] = other
     return played
+
+
+def make_alike(
+    config: Config, env: Environment | HostEnvironment, kwargs: dict[str, Any], name: str
+) -> Environment | HostEnvironment:
+    """The config's environment with other ``kwargs``; ``env`` is the one that trains. Raises a
+    `RunError`, which calls them by this name, where it has other observations or actions."""
+    other: Environment | HostEnvironment = envs.make(config.env, **config.env_kwargs | kwargs)
+    for part in ("observation_shape", "observation_dtype", "action"):
+        trained, tested = (getattr(x.spec, part) for x in (env, other))
+        if trained != tested:
+            raise RunError(
+                f"{name}={kwargs} makes an environment whose {part} is {tested}; it should be that "
+                f"of the environment which trains, {trained}"
+            )
+    return other
 
 
 def make_evaluators(

@@ -32,8 +32,9 @@ from jax.experimental import serialize_executable
 from jaxrl_scale.config import Config, command_line, files, shipped
 from jaxrl_scale.parallel.machine import process_start, processor_features, visible_cores
 from jaxrl_scale.parallel.placement import Compile, Placement
-from jaxrl_scale.records.provenance import versions
+from jaxrl_scale.records.provenance import own_code, versions
 from jaxrl_scale.records.run_directory import write_atomically
+from jaxrl_scale.user_code import modules_of_ones_own
 
 PACKAGE = Path(__file__).parents[1]
 FORGOTTEN_AFTER = 14 * 24 * 3600
@@ -98,11 +99,8 @@ class Programs:
 def with_programs(config: Config, placement: Placement) -> Placement:
     """The placement, which finds this run's programs where that can be done safely."""
     folder = _folder()
-    own_code = ":" in config.network or (
-        ":" in config.env and not config.env.startswith(("gymnax:", "envpool:"))
-    )
     on_cpus = placement.devices[0].platform == "cpu"  # on GPUs it has not been tried
-    if folder is None or own_code or not on_cpus or not in_a_command():
+    if folder is None or own_code(config) or not on_cpus or not in_a_command():
         return placement
     writes = placement.at_hand[0].process_index == 0
     with suppress(OSError):  # not known: what this processor can do, or which files were imported
@@ -119,22 +117,6 @@ def in_a_command() -> bool:
     script = os.path.basename(getattr(main, "__file__", None) or "")
     command = script == "jaxrl_scale" if spec is None else spec.name.startswith("jaxrl_scale.")
     return command and not modules_of_ones_own()
-
-
-def modules_of_ones_own() -> list[str]:
-    """The modules that this process has imported from elsewhere than the package, Python itself and
-    the folders of installed libraries: from the folder of work, say, or from PYTHONPATH. Each could
-    have changed any function, and with a file that nobody knows of."""
-    known = (str(PACKAGE) + os.sep, os.path.dirname(os.__file__) + os.sep)
-    return [
-        name
-        for name, module in list(sys.modules.items())
-        if name != "__main__"
-        # Not getattr, for which a lazy module would be imported.
-        and isinstance(file := getattr(module, "__dict__", {}).get("__file__"), str)
-        and not file.startswith(known)
-        and not {"site-packages", "dist-packages"} & set(file.split(os.sep))
-    ]
 
 
 def follows_from(config: Config, placement: Placement) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import importlib.metadata
 import os
 import platform
@@ -13,12 +14,16 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from jaxrl_scale.config import Config
+from jaxrl_scale.errors import in_words
 from jaxrl_scale.parallel.machine import visible_cores
+from jaxrl_scale.user_code import modules_of_ones_own
 
 _PACKAGES = (
     *("jaxrl_scale", "jax", "jaxlib", "flax", "optax", "chex", "orbax-checkpoint", "numpy"),
@@ -69,6 +74,37 @@ def _processor() -> str | None:
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     return None
+
+
+def own_code(config: Config) -> bool:
+    """Whether a run's environment or network may be written by the user."""
+    of_others = config.env.startswith(("gymnax:", "envpool:"))
+    return ":" in config.network or (":" in config.env and not of_others)
+
+
+def own_modules() -> dict[str, str]:
+    """The modules of the user's own that are imported, each with the SHA-256 of its file."""
+    found = {}
+    for name in modules_of_ones_own():
+        with contextlib.suppress(OSError, KeyError, TypeError):
+            content = Path(str(sys.modules[name].__file__)).read_bytes()
+            found[name] = hashlib.sha256(content).hexdigest()
+    return found
+
+
+def changed_modules(config: Config, starts: Sequence[Mapping[str, Any]]) -> str | None:
+    """What the user is told where modules of their own differ from those with which a run was last
+    started; ``starts`` are those in its ``run.json``."""
+    before = starts[-1].get("modules") if starts and own_code(config) else None
+    now = own_modules() if isinstance(before, dict) else {}
+    changed = [name for name in sorted(now) if before and before.get(name, now[name]) != now[name]]
+    if not changed:
+        return None
+    have = "has" if len(changed) == 1 else "have"
+    return (
+        f"{in_words(changed)} {have} changed since this run was last started: what it computes "
+        "now may be something else"
+    )
 
 
 @functools.cache  # it reads a file for each package

@@ -34,6 +34,7 @@ SHAPES = (
     *("num_envs", "rollout_length"),
 )
 """What may vary beside the algorithm's options. Each combination is a program of its own."""
+_CAN_VARY = f"the algorithm's options can, and {', '.join(SHAPES)}"
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,8 @@ def split(argv: Sequence[str]) -> tuple[Config, list[Range]]:
     fixed, found, values = [], dict[str, str](), set[str]()
     for text in _joined(argv):
         name, given, value = text.removeprefix("--").partition("=")
+        if name.split(".")[0] in DICTS and re.match(r"(log|uniform):|[\d.e+-]+,", value):
+            raise RunError(f"--{name} cannot vary in a sweep; {_CAN_VARY}")
         if text.startswith("--") and given and _is_range(name, value):
             if name in found:
                 raise RunError(f"--{name} has two ranges; give one")
@@ -186,8 +189,7 @@ def _read(config: Config, name: str, text: str) -> Range:
         raise RunError(f"{said} should be {kind}:LOW:HIGH, such as {kind}:1e-4:1e-2")
     values = [_value(config, name, part) for part in texts]
     if not name.startswith("algo.") and name not in SHAPES:
-        able = f"the algorithm's options can, and {', '.join(SHAPES)}"
-        raise RunError(f"--{name} cannot vary in a sweep; {able}")
+        raise RunError(f"--{name} cannot vary in a sweep; {_CAN_VARY}")
     if not kind:
         if len(set(values)) < len(values):
             raise RunError(f"{said} holds a value twice")
