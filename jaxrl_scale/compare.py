@@ -18,7 +18,7 @@ import argparse
 import itertools
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +35,7 @@ from jaxrl_scale.errors import (
     STOPPED,
     UNFINISHED,
     RunError,
+    in_words,
     status_table,
 )
 from jaxrl_scale.figures import pages
@@ -45,7 +46,8 @@ from jaxrl_scale.records import past_run, statistics
 from jaxrl_scale.records.past_run import PastRun, finished, last_error
 from jaxrl_scale.records.rows import read_rows
 from jaxrl_scale.records.run_directory import plain, refuse_run, replace_file, short, write_json
-from jaxrl_scale.report import Cell
+from jaxrl_scale.records.terminal import between, number
+from jaxrl_scale.report import NONE, Cell, Table
 
 # --- what to run ----------------------------------------------------------------------------
 
@@ -134,6 +136,16 @@ def left_out(folder: Path) -> str:
     return f"Left out is what did not come to its end: {told}." if told else ""
 
 
+def _other_parameters(shown: Sequence[Drawn]) -> str:
+    """A sentence about environments that not all configs have trained in alike."""
+    told = []
+    for env in dict.fromkeys(one.run.config.env for one in shown):
+        kwargs = [one.run.config.env_kwargs for one in shown if one.run.config.env == env]
+        if any(each != kwargs[0] for each in kwargs):
+            told.append(env)
+    return f"The configs differ in the env_kwargs of {in_words(told)}." if told else ""
+
+
 def _runs(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("*/*/seed*") if path.is_dir())
 
@@ -152,10 +164,66 @@ def _how_far(run: Path) -> str:
         return str(error)
 
 
+def tables(shown: Sequence[Drawn]) -> list[Table]:
+    """What the runs reach beside each other; those that have no line are left out."""
+    configs = list(dict.fromkeys(_config(one) for one in shown))
+    against = Table(
+        f"Against {configs[0]}",
+        f"The evaluation return less that of {configs[0]}: the difference of the interquartile "
+        "means with its 95 % bootstrap interval. Where both have the same seeds, these are drawn "
+        "together. With fewer than eight seeds the interval is too narrow.",
+        "Environment",
+        _differences(shown, configs),
+    )
+    overall = Table(
+        "Over all games",
+        "The interquartile mean of the normalized scores of all agents in the games that all have "
+        "played, with its 95 % interval, for which the bootstrap draws within each game.",
+        "Config",
+        over_games(shown),
+    )
+    return [table for table in (against, overall) if table.lines]
+
+
+def _config(one: Drawn) -> str:
+    return one.label.rpartition("/")[2]
+
+
+def _differences(shown: Sequence[Drawn], configs: Sequence[str]) -> dict[str, dict[str, Cell]]:
+    """How much more the evaluation of each config is than that of the first one, by environment."""
+    lines: dict[str, dict[str, Cell]] = {}
+    runs = {(one.run.config.env, _config(one)): one.run for one in shown}
+    for env in dict.fromkeys(env for env, _ in runs):
+        first = runs.get((env, configs[0]))
+        line = {}
+        for config in configs[1:]:
+            run = runs.get((env, config))
+            line[config] = _difference(run, first) if run and first else Cell(NONE)
+        if any(cell.text != NONE for cell in line.values()):
+            lines[env] = line
+    return lines
+
+
+def _difference(run: PastRun, other: PastRun) -> Cell:
+    ours, theirs = map(_returns, (run, other))
+    failed = [[k for k, x in enumerate(returns) if x is None] for returns in (ours, theirs)]
+    pairs = list(run.seeds) == list(other.seeds)
+    found = statistics.difference(ours, theirs, (failed[0], failed[1]), pairs)
+    if found["difference"] is None:
+        return Cell(NONE)
+    return Cell(number(found["difference"]), between(found["difference_ci95"] or (None, None)))
+
+
+def _returns(run: PastRun) -> list[float | None]:
+    """The evaluation of each agent; None where it failed."""
+    evaluation = run.summary.get("evaluation")
+    return evaluation["per_agent"] if evaluation else []
+
+
 def over_games(shown: Sequence[Drawn]) -> dict[str, dict[str, Cell]]:
     """For each config the normalized scores of all games that all configs have played; nothing
     where there are none."""
-    table: dict[str, dict[str, Cell]] = {}
+    lines: dict[str, dict[str, Cell]] = {}
     for name, head in (("evaluation", "Normalized"), ("test", "Normalized test")):
         found: dict[str, dict[str, np.ndarray]] = {}
         for one in shown:
@@ -168,12 +236,12 @@ def over_games(shown: Sequence[Drawn]) -> dict[str, dict[str, Cell]]:
         games = set.intersection(*(set(of_config) for of_config in found.values()))
         for config, of_config in found.items() if games else ():
             centre, (low, high) = statistics.pooled([of_config[game] for game in sorted(games)])
-            line = table.setdefault(config, {"Games": Cell(str(len(games)))})
+            line = lines.setdefault(config, {"Games": Cell(str(len(games)))})
             line[head] = Cell(f"{centre:.2f}", "" if low is None else f"{low:.2f} to {high:.2f}")
-    return table
+    return lines
 
 
-def markdown(title: str, lines: dict[str, dict[str, Cell]]) -> list[str]:
+def markdown(title: str, lines: Mapping[str, Mapping[str, Cell]]) -> list[str]:
     """A table: the titles of its columns from its first line."""
     heads = [title, *next(iter(lines.values()))]
     rows = [[name, *map(_text, line.values())] for name, line in lines.items()]
@@ -188,16 +256,18 @@ def write_results(folder: Path) -> None:
     """Write the tables (Markdown and JSON), the page and its plots."""
     with commands.working("reading and comparing the runs"):
         shown = read(folder)
-        overall = over_games(shown)
+        found = tables(shown)
         lines = report.results([one.run for one in shown])
-        without = left_out(folder)
+        without = " ".join(filter(None, (left_out(folder), _other_parameters(shown))))
     text = markdown("run", {one.label: line for one, line in zip(shown, lines, strict=True)})
-    text += ["", *markdown("over all games", overall)] if overall else []
+    for table in found:
+        title = table.title[0].lower() + table.title[1:]
+        text += ["", *markdown(title, table.lines)]
     text += ["", without] if without else []
     told = [
         {
             "env": one.run.config.env,
-            "config": one.label.rpartition("/")[2],
+            "config": _config(one),
             "seeds": list(one.run.seeds),
             **one.run.summary,
         }
@@ -207,7 +277,7 @@ def write_results(folder: Path) -> None:
     replace_file(folder / "compare.md", "\n".join([*text, ""]).encode())
     print("\n".join(text))
     print(f"wrote {short(folder / 'compare.md')}\nwrote {short(folder / 'compare.json')}")
-    report.write(shown, folder / "compare.html", 0, overall, without)
+    report.write(shown, folder / "compare.html", 0, found, without)
 
 
 # --- the command ----------------------------------------------------------------------------

@@ -94,19 +94,27 @@ class Cell(NamedTuple):
     small: str = ""
 
 
-Table = Mapping[str, Mapping[str, Cell]]
-"""The cells of each line by the titles of their columns."""
+class Table(NamedTuple):
+    """A table below the results, for people."""
+
+    title: str
+    text: str
+    """What it shows, in a sentence or two."""
+    head: str
+    """The title of the first column"""
+    lines: Mapping[str, Mapping[str, Cell]]
+    """The cells of each line by the titles of their columns."""
 
 
 def page(
     shown: Sequence[Drawn],
     plots: Sequence[list[Plot]],
     episodes: Sequence[Episode],
-    overall: Table | None = None,
+    tables: Sequence[Table] = (),
     note: str = "",
 ) -> str:
-    """The whole HTML text. ``plots`` are of learning, speed and metrics, ``overall`` is a table of
-    what several runs reach together, ``note`` a sentence below the results."""
+    """The whole HTML text. ``plots`` are of learning, speed and metrics, ``tables`` of what several
+    runs reach together, ``note`` a sentence below the results."""
     one = shown[0].run if len(shown) == 1 else None
     title = shown[0].label if one else f"{len(shown)} runs compared"
     subtitle = f"{one.config.algo.name.upper()} on {one.config.env} · {one.status}" if one else ""
@@ -118,7 +126,7 @@ def page(
         shown=shown,
         actions=actions(one.run.config for one in shown),
         results=list(zip(shown, results([one.run for one in shown]), strict=True)),
-        overall=overall,
+        tables=tables,
         note=note,
         learning=plots[0],
         speed=plots[1],
@@ -272,9 +280,13 @@ def _html_file(out: Path) -> Path:
 
 
 def write(
-    shown: Sequence[Drawn], out: Path, episodes: int, overall: Table | None = None, note: str = ""
+    shown: Sequence[Drawn],
+    out: Path,
+    episodes: int,
+    tables: Sequence[Table] = (),
+    note: str = "",
 ) -> list[Path]:
-    """Write the page ``out`` and its images beside it, with episodes of the first runs. ``overall``
+    """Write the page ``out`` and its images beside it, with episodes of the first runs. ``tables``
     and ``note`` are those of `page`."""
     with io_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -289,7 +301,7 @@ def write(
     for k, found in enumerate(played):
         if found.gif:
             files[f"{out.stem}-episode{k if len(shown) > 1 else ''}.gif"] = found.gif
-    files[out.name] = page(shown, plots, played, overall, note).encode()
+    files[out.name] = page(shown, plots, played, tables, note).encode()
     written = []
     for name, data in files.items():
         replace_file(out.parent / name, data)

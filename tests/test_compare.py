@@ -114,6 +114,31 @@ def test_a_time_that_some_seeds_do_not_have_is_none_of_all(tmp_path):
     assert together.summary["seconds_to_target"] is None
 
 
+def test_configs_are_compared_with_the_first_one_in_every_environment(tmp_path, capsys):
+    def write(env, config, *finals):
+        for seed, final in enumerate(finals):
+            status = "failed" if np.isnan(final) else "done"
+            write_run(tmp_path / env / config / f"seed{seed}", env, seed, final, status=status)
+
+    write("CartPole-v1", "One", 100.0, 200.0, 300.0, 400.0)
+    write("CartPole-v1", "two", 110.0, np.nan, 310.0, 410.0)
+    write("Acrobot-v1", "One", -80.0)
+    write("Acrobot-v1", "two", -90.0)
+    write("Pendulum-v1", "two", -200.0)
+    changed = json.loads((tmp_path / "Acrobot-v1/two/seed0/config.json").read_text())
+    changed["env_kwargs"] = {"gravity": 5.0}
+    (tmp_path / "Acrobot-v1/two/seed0/config.json").write_text(json.dumps(changed))
+    assert compare.main(["--analyse", str(tmp_path)]) == 0
+    table = (tmp_path / "compare.md").read_text()
+    assert "| against One | two |" in table
+    assert "| CartPole-v1 | 10.0 (10.0 to 10.0) |" in table  # of equal seeds, without the failed
+    assert "| Acrobot-v1 | -10.0 |" in table
+    assert "| Pendulum-v1 |" not in table.split("against")[1]
+    assert "The configs differ in the env_kwargs of Acrobot-v1." in table
+    assert "<h2>Against One</h2>" in (tmp_path / "compare.html").read_text()
+    capsys.readouterr()
+
+
 def test_over_all_games_are_those_that_all_configs_have_played(tmp_path, capsys):
     def write(env, config, *finals):
         for seed, final in enumerate(finals):
