@@ -70,8 +70,12 @@ class Never:
 
 def test_of_several_recorded_games_each_stands_still_when_it_is_over():
     frames = Agent(Config(), Ages(), Never(), np.zeros(1), iteration=0).record(seed=1, games=5)
-    assert {frame.shape for frame in frames} == {(4, 9, 3)}  # three columns, two rows
-    grid = np.stack(frames).reshape(-1, 2, 2, 3, 3, 3)  # [T, rows, 2, columns, 3, 3]
+    assert {frame.shape for frame in frames} == {(6, 13, 3)}  # three columns, two rows
+    padded = np.pad(np.stack(frames), ((0, 0), (0, 2), (0, 2), (0, 0)), constant_values=128)
+    grid = padded.reshape(-1, 2, 4, 3, 5, 3)  # [T, rows, 2 and a line, columns, 3 and a line, 3]
+    assert (grid[:, :, 2:] == 128).all()
+    assert (grid[:, :, :, :, 3:] == 128).all()
+    grid = grid[:, :, :2, :, :3]
     ages = grid[:, :, 0, :, 0, 0].reshape(-1, 6)
     assert (grid == ages.reshape(-1, 2, 1, 3, 1, 1)).all()
     lengths = ages.max(0)
@@ -96,7 +100,7 @@ class Stateless(Ages):
 
 def test_an_environment_without_a_state_is_recorded():
     frames = Agent(Config(), Stateless(), Never(), np.zeros(1), iteration=0).record(games=3)
-    assert [frame.max() for frame in frames] == [7, 7]
+    assert [frame[0, 0, 0] for frame in frames] == [7, 7]
 
 
 @pytest.mark.parametrize(
@@ -154,7 +158,7 @@ def test_large_pictures_are_shrunk_to_be_side_by_side():
     assert (side_by_side(pictures[1:]) == pictures[1]).all()
     both = side_by_side(pictures)
     assert both.shape == (213, 640, 3)
-    assert both[100, ::320, 0].tolist() == [0, 1]
+    assert both[100, [0, 318, 319, 320, 321, 639], 0].tolist() == [0, 0, 128, 128, 1, 1]
 
 
 def precisions(text):

@@ -66,23 +66,28 @@ def turned(point: Point, *, angle: float, at: Point) -> Point:
 
 
 _MOST_WIDE = 640  # pixels of several pictures side by side
+_LINE = 2  # pixels between two pictures
 
 
 def side_by_side(pictures: np.ndarray) -> np.ndarray:
-    """``[n, height, width, 3]`` uint8 as one picture ``[H, W, 3]``, in rows from the left, with
-    black where the last row is not full. Several are shrunk to `_MOST_WIDE` if they are wider."""
+    """``[n, height, width, 3]`` uint8 as one picture ``[H, W, 3]``, in rows from the left with grey
+    lines between them, and black where the last row is not full. Several are shrunk to `_MOST_WIDE`
+    if they are wider."""
     if len(pictures) == 1:
         return pictures[0]
     from PIL import Image
 
     columns = math.ceil(math.sqrt(len(pictures)))
     height, width = pictures.shape[1:3]
-    if (wide := _MOST_WIDE // columns) < width:
+    if (wide := (_MOST_WIDE + _LINE) // columns - _LINE) < width:
         height, width = max(1, round(height * wide / width)), max(1, wide)
         resized = [Image.fromarray(picture).resize((width, height)) for picture in pictures]
         pictures = np.stack([np.asarray(picture) for picture in resized])
     rows = math.ceil(len(pictures) / columns)
-    grid = np.zeros((rows * columns, height, width, 3), np.uint8)
-    grid[: len(pictures)] = pictures
-    grid = grid.reshape(rows, columns, height, width, 3).swapaxes(1, 2)
-    return grid.reshape(rows * height, columns * width, 3)
+    high, wide = height + _LINE, width + _LINE
+    grid = np.full((rows * high - _LINE, columns * wide - _LINE, 3), 128, np.uint8)
+    for k in range(rows * columns):
+        top, left = k // columns * high, k % columns * wide
+        picture = pictures[k] if k < len(pictures) else 0
+        grid[top : top + height, left : left + width] = picture
+    return grid

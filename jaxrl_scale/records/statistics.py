@@ -18,6 +18,11 @@ import numpy as np
 
 from jaxrl_scale.records.rows import Evaluation
 
+FEW = 8
+"""With fewer numbers than this the percentile bootstrap's intervals are too narrow: of normal ones
+an interval of 95 % holds the true mean in 51 % of all cases with 2 numbers, in 74 % with 3, in 87 %
+with 4 and in 91 % with 5; in 93 to 94 % with 8 to 32."""
+
 RESAMPLES = 2000
 """Samples that the bootstrap draws."""
 

@@ -95,6 +95,8 @@ def _told(
         low, high = map(number, ci95)
         holds = "holds up" if ci95[0] > 0 else "does not hold up"
         verdict = f"the difference is {number(gained)} (95 % interval {low} to {high}): it {holds}"
+        if min(len(start), len(winner)) < statistics.FEW:
+            verdict += f", as far as {how_many(len(start), 'seed')} can tell"
     after = how_many(every, "iteration") if every > 1 else "iteration"
     changed = (
         f" at the end; before, it changed every {after} as schedule.csv says, and so it "
