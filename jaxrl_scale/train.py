@@ -242,13 +242,10 @@ def loop(
             made = f"{how_many(iteration, 'iteration')} ({how_many(steps, 'step')})"
             raise RunError(f"this run has made {made} and cannot go back to {last}")
         log.restore(iteration, counts)
-        facts = runner.facts() | ({"init_from": begun.record} if begun.record else {})
-        if provenance.own_code(config):
-            facts["modules"] = provenance.own_modules()
-        changed = provenance.changed_modules(config, run_directory.read_starts(directory.path))
         afresh = "no checkpoint is there: the run begins again" if resume and not found else None
+        changed = provenance.changed_modules(config, run_directory.read_starts(directory.path))
         warnings = [checkpoints.warning, begun.note, afresh, changed]
-        log.start(runner.describe(), facts, bool(resume), warnings)
+        log.start(runner.describe(), _facts(config, runner, begun), bool(resume), warnings)
         stop.after = "the compilation"
         wait_for_compiler()
         stop.after = "this iteration"
@@ -321,6 +318,16 @@ def loop(
         summary = hosts.gather("summary", run_directory.plain(summary))[0]
     stopped_by = by if status == "stopped" else ""
     return Run(directory.path, config, summary, STATUSES[summary["status"]], stopped_by)
+
+
+def _facts(config: Config, runner: protocol.Runner, begun: Origin) -> dict[str, Any]:
+    """What ``run.json`` has of a start beside how the process was started."""
+    facts = runner.facts()
+    if begun.record:
+        facts["init_from"] = begun.record
+    if provenance.own_code(config):
+        facts["modules"] = provenance.own_modules()
+    return facts
 
 
 def _finished(config: Config, resume: str | Path | None, hosts: Hosts) -> Run | None:

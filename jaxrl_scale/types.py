@@ -3,7 +3,7 @@
 Axes, always in this order when several meet:
 
 ====== ==============================================================================
-``D``  devices of one process; only `jaxrl_scale.parallel.placement` ever sees it
+``D``  devices of one process; in `parallel.placement`, and where the host steps environments
 ``P``  population: agents that are trained side by side in one compiled program
 ``P'`` agents of one device: ``P``, or fewer where whole agents are placed on devices
 ``S``  shards: fixed slices of the environments, the unit of placement and randomness
@@ -159,7 +159,8 @@ class Simulator(Protocol):
         ...
 
     def send(self, action: np.ndarray) -> None:
-        """Begin a step of all with actions ``[n, *action.shape]`` and return at once."""
+        """Begin a step of all with actions ``[n, *action.shape]``, which are within the bounds of a
+        `Box`, and return at once."""
         ...
 
     def receive(self) -> HostStep:

@@ -29,7 +29,7 @@ from jaxrl_scale.envs import envpool_adapter, games, scores
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.loop import host_rollout
 from jaxrl_scale.loop.agent import Agent
-from jaxrl_scale.types import Box, Discrete, HostStep
+from jaxrl_scale.types import Discrete, HostStep
 
 HAS_ENVPOOL = importlib.util.find_spec("envpool") is not None
 needs_envpool = pytest.mark.skipif(
@@ -613,16 +613,6 @@ def test_what_a_spec_cannot_say_is_refused_in_one_line(told, spaces_of_it, said)
     with pytest.raises(RunError, match=said) as raised:
         envs.make(told, **spaces_of_it)
     assert "\n" not in str(raised.value)
-
-
-def test_real_actions_are_clipped_to_their_box(told):
-    env = envs.make(told, act=spaces.Box(-1, 1, (2,)))
-    assert env.spec.action == Box(-1.0, 1.0, (2,))
-    simulator = env.simulate(SEEDS[:1], 1)
-    simulator.reset()
-    simulator.send(np.array([[0.5, 9.0]], np.float32))
-    assert simulator.receive().reward == 2
-    simulator.close()
 
 
 def test_an_episode_is_gymnasiums():

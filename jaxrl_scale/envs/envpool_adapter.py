@@ -124,9 +124,8 @@ class EnvPoolSimulator:
 
     def send(self, action: np.ndarray) -> None:
         space = self._spec.action
-        if isinstance(space, Box):
-            action = np.clip(action, space.low, space.high)
-        elif action.min() < 0 or action.max() >= space.n:  # C++ would read beyond its table
+        # C++ would read beyond its table.
+        if isinstance(space, Discrete) and (action.min() < 0 or action.max() >= space.n):
             raise ValueError(f"actions of {self._spec.id} are 0 to {space.n - 1}")
         self._pool.send(action)
 

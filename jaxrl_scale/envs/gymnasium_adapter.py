@@ -166,7 +166,7 @@ class GymnasiumSimulator:
         if self._ended[i]:
             self._reset(i)
             return
-        returned: Any = env.step(self._taken(env, action))
+        returned: Any = env.step(taken(env.action_space, action))
         self._check_parts("step", returned, "observation, reward, terminated, truncated, info")
         obs, reward, terminated, truncated, _ = returned
         if reward is None or np.shape(reward) != ():
@@ -190,11 +190,6 @@ class GymnasiumSimulator:
             kind = type(returned).__name__
             found = f"a tuple of {len(returned)}" if isinstance(returned, tuple) else f"a {kind}"
             raise RunError(f"{self._what}: {method} returned {found}; it should return ({parts})")
-
-    def _taken(self, env: gymnasium.Env, action: Any) -> Any:
-        if isinstance(box := self._spec.action, Box):
-            action = np.clip(action, box.low, box.high)
-        return taken(env.action_space, action)
 
     def _observe(self, i: int, obs: Any) -> None:
         space = self._envs[i].observation_space

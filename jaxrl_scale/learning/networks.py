@@ -1,13 +1,14 @@
 """The config's network for an environment, as pure functions: flax modules of which only ``init``
 and ``apply`` are used.
 
-`make` gives a policy and a value, `make_q` the values of discrete actions, `make_recurrent` a
-policy and a value with a memory, `make_actor_critics` a policy of continuous actions and two values
-of an action. A network from outside the package is a flax module with one
-required field ``policy_size`` whose call maps a batch of observations ``[N, *observation_shape]``
-to ``(policy [N, policy_size], value [N])``: ``--network=my_package.my_module:MyNetwork``.
-`make_q` reads its ``policy`` as values of actions (as advantages where it is dueling). What a
-caller does not use of the two costs nothing: XLA removes it.
+`make` gives a policy and a value, `make_recurrent` the same with a memory, `make_policy` either of
+them under one face; `make_q` gives the values of discrete actions, `make_actor_critics` a policy of
+continuous actions and two values of an action. A network from outside the package is a flax module
+with one required field ``policy_size`` whose call maps a batch of observations ``[N,
+*observation_shape]`` to ``(policy [N, policy_size], value [N])``:
+``--network=my_package.my_module:MyNetwork``. `make_q` reads its ``policy`` as values of actions (as
+advantages where it is dueling). What a caller does not use of the two costs nothing: XLA removes
+it.
 """
 
 from __future__ import annotations

@@ -131,7 +131,8 @@ def make_evaluator(
     greedy: bool,
     name: str = "",
 ) -> Evaluator | HostEvaluator:
-    """For an environment on the devices, or on the host. ``name``: as in `Placement.compile`."""
+    """For an environment on the devices, or on the host. ``name``: as in `Placement.compile`, which
+    only one on the devices is compiled by."""
     if envs.on_host(env):
         return HostEvaluator(env, algo, placement, episodes, greedy)
     return Evaluator(env, algo, placement, episodes, greedy, name)  # type: ignore[arg-type]

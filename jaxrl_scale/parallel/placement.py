@@ -144,7 +144,7 @@ class Placement:
         return map_exact(f, *trees) if self.exact else jax.vmap(f)(*trees)
 
     def map_shards(self, f: Callable[..., PyTree], *trees: PyTree, trips: Array) -> PyTree:
-        """``f`` on each of some shards ``[S'', ...]``, also where it is one shard of several
+        """``f`` on each of some shards ``[n, ...]``, also where it is one shard of several
         (``trips``: see `map_exact`)."""
         return map_exact(f, *trees, trips=trips) if self.exact else jax.vmap(f)(*trees)
 

@@ -17,7 +17,7 @@ from jaxrl_scale.errors import one_line
 from jaxrl_scale.records.run_directory import RunDirectory, plain, read_object, short
 
 INIT_SECONDS = 20
-FINISH_SECONDS = 20  # less than the 30 s that Slurm leaves between SIGTERM and SIGKILL
+FINISH_SECONDS = 20  # a run that has begun at wandb: Slurm leaves 30 s from SIGTERM to SIGKILL
 
 
 def wandb_mode(config: Config) -> str:
