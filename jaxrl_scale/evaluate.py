@@ -26,6 +26,7 @@ from jaxrl_scale.errors import RunError, how_many
 from jaxrl_scale.figures.video import check_video, write_video
 from jaxrl_scale.loop.agent import load
 from jaxrl_scale.loop.prepare import jax_settings_restored
+from jaxrl_scale.options import INT32_MAX
 from jaxrl_scale.parallel import backend
 from jaxrl_scale.records.statistics import standard_error, summarize
 from jaxrl_scale.records.terminal import number
@@ -66,7 +67,7 @@ def _parser() -> commands.Parser:
     parser.add_argument(
         "--seed",
         metavar="N",
-        type=commands.whole_number(0, 2**31 - 1),
+        type=commands.whole_number(0, INT32_MAX),
         help="seed of the first agent's episodes; each agent has the one after that of the agent "
         "before [the seeds of the agents; with --gymnasium 0]",
     )

@@ -27,6 +27,9 @@ from jaxrl_scale.errors import RunError, nearest, one_line
 
 T = TypeVar("T")
 
+INT32_MAX = 2**31 - 1
+"""JAX counts and indexes in int32."""
+
 _LARGEST = {int: 2**63 - 1, float: 3e38}
 """Bounds of numbers that have no other: of whole ones, so that messages about products of sizes
 stay readable; of others, because programs compute with them in float32."""
@@ -210,7 +213,7 @@ def given_path(name: str, value: Any) -> Path:
 
 def given_number(name: str, value: Any, least: int = 1) -> int:
     """The whole number that a function was given as ``name``."""
-    is_whole, most = isinstance(value, Integral) and not isinstance(value, bool), 2**31 - 1
+    is_whole, most = isinstance(value, Integral) and not isinstance(value, bool), INT32_MAX
     if not is_whole or not least <= value <= most:
         bound = f"most {most}" if is_whole and value > least else f"least {least}"
         said = f"should be a whole number of at {bound}"

@@ -34,7 +34,7 @@ from jaxrl_scale.loop import origin, prepare
 from jaxrl_scale.loop.prepare import checked, jax_settings_restored, programs_forgotten
 from jaxrl_scale.loop.programs import seconds_compiling
 from jaxrl_scale.loop.stop import StopRequest
-from jaxrl_scale.options import largest_divisor
+from jaxrl_scale.options import INT32_MAX, largest_divisor
 from jaxrl_scale.parallel import backend
 from jaxrl_scale.parallel.cluster import find
 from jaxrl_scale.parallel.hosts import Hosts, join
@@ -197,7 +197,7 @@ def _parser() -> commands.Parser:
     )
     batch = "number of settings that --draw=tpe proposes at once [an eighth of all]"
     add("batch", "N", batch, type=whole())
-    add("draw_seed", "N", "seed of the draws [0]", type=whole(0, 2**31 - 1), default=0)
+    add("draw_seed", "N", "seed of the draws [0]", type=whole(0, INT32_MAX), default=0)
     add(
         "finalists",
         "N",
@@ -287,10 +287,10 @@ def _asked(args: argparse.Namespace, rest: list[str]) -> Search:
         )
     seeds = len(settings) if args.perturb_every else args.seeds  # each of a population has its own
     last = base.seed + seeds + 2 * args.fresh_seeds - 1
-    if last >= 2**31:
+    if last > INT32_MAX:
         raise RunError(
             f"seed={base.seed} is too large: the seeds of the search and the fresh ones would "
-            f"reach {last}, and the largest is {2**31 - 1}"
+            f"reach {last}, and the largest is {INT32_MAX}"
         )
     configs = configs_of(base, settings)
     stops = [rungs.iterations(each, args.rungs, args.factor) for each in configs]

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Literal, Protocol
 from jaxrl_scale import algos, envs
 from jaxrl_scale.errors import RunError, one_line
 from jaxrl_scale.options import (
+    INT32_MAX,
     check_divides,
     check_fields,
     largest_divisor,
@@ -27,7 +28,6 @@ from jaxrl_scale.options import (
 )
 from jaxrl_scale.types import MOST_SHARDS
 
-_INT32 = 2**31 - 1  # JAX counts and indexes in int32
 _NOT_IN_PROJECTS = "/\\#?%:"  # wandb's own check, which comes when the run has begun
 
 
@@ -104,7 +104,7 @@ class Config:
         "with a memory always do, and DQN, Ape-X, PQN and SAC have no such choice",
     )
 
-    seed: int = option(0, "seed of agent 0; agent k has seed + k", low=0, high=_INT32)
+    seed: int = option(0, "seed of agent 0; agent k has seed + k", low=0, high=INT32_MAX)
     num_seeds: int = option(1, "number of agents, trained side by side in one program", low=1)
     num_envs: int = option(64, "number of environments per agent, over all devices", low=1)
     num_shards: int = option(
@@ -298,10 +298,10 @@ def check(config: Config) -> None:
 
 
 def _check_sizes(config: Config) -> None:
-    if config.seed + config.num_seeds - 1 > _INT32:
+    if config.seed + config.num_seeds - 1 > INT32_MAX:
         raise RunError(
             f"seed={config.seed} and num_seeds={config.num_seeds}: the last seed is "
-            f"{config.seed + config.num_seeds - 1}, which should be at most {_INT32}"
+            f"{config.seed + config.num_seeds - 1}, which should be at most {INT32_MAX}"
         )
     if config.num_shards & (config.num_shards - 1):
         near = 2 ** round(math.log2(config.num_shards))
@@ -309,16 +309,16 @@ def _check_sizes(config: Config) -> None:
             f"num_shards={config.num_shards} is not a power of two; try num_shards={near}"
         )
     check_divides(config.num_envs, "num_envs", config.num_shards, "num_shards")
-    if config.steps_per_iteration > _INT32:
+    if config.steps_per_iteration > INT32_MAX:
         raise RunError(
             f"num_envs * rollout_length = {config.num_envs} * {config.rollout_length} = "
-            f"{config.steps_per_iteration} steps in an iteration should be at most {_INT32}"
+            f"{config.steps_per_iteration} steps in an iteration should be at most {INT32_MAX}"
         )
-    if config.num_iterations > _INT32:
+    if config.num_iterations > INT32_MAX:
         name = "iterations" if config.iterations else "total_steps"
         raise RunError(
             f"{name}={getattr(config, name)} makes {config.num_iterations} iterations of "
-            f"{config.steps_per_iteration} steps; there should be at most {_INT32}"
+            f"{config.steps_per_iteration} steps; there should be at most {INT32_MAX}"
         )
     if config.devices and config.num_shards % config.devices and config.num_seeds % config.devices:
         near = max(

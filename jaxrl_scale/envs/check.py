@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_scale.errors import RunError
+from jaxrl_scale.options import INT32_MAX
 from jaxrl_scale.types import (
     Box,
     Discrete,
@@ -23,8 +24,6 @@ from jaxrl_scale.types import (
     TimeStep,
 )
 from jaxrl_scale.user_code import describe, errors_in_one_line, show_arrays
-
-_LARGEST = 2**31 - 1
 
 
 def on_host(env: Environment | HostEnvironment) -> TypeGuard[HostEnvironment]:
@@ -228,7 +227,7 @@ def check_spec(what: str, spec: Any) -> None:
         _refuse_value(what, "spec.observation_dtype", spec.observation_dtype, should)
     steps = spec.max_episode_steps
     if steps is not None and not _is_whole(steps):
-        should = f"None or a whole number from 1 to {_LARGEST}"
+        should = f"None or a whole number from 1 to {INT32_MAX}"
         _refuse_value(what, "spec.max_episode_steps", steps, should)
 
     if not _is_whole(spec.frames_per_step):
@@ -373,7 +372,7 @@ def _is_number(value: Any) -> bool:
 
 def _is_whole(value: Any) -> bool:
     is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    return is_whole and 1 <= value <= _LARGEST
+    return is_whole and 1 <= value <= INT32_MAX
 
 
 def _is_shape(value: Any) -> bool:

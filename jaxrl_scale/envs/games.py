@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from jaxrl_scale.errors import RunError, nearest
-from jaxrl_scale.options import check_fields, option
-
-_INT32 = 2**31 - 1
+from jaxrl_scale.options import INT32_MAX, check_fields, option
 
 _ALL = (
     "bigfish bossfight caveflyer chaser climber coinrun dodgeball fruitbot heist jumper leaper "
@@ -73,9 +71,9 @@ class ProcgenOptions:
     """
 
     num_levels: int = option(
-        0, "levels that episodes are drawn from; 0: all that there are", low=0, high=_INT32
+        0, "levels that episodes are drawn from; 0: all that there are", low=0, high=INT32_MAX
     )
-    start_level: int = option(0, "the first of num_levels levels", low=0, high=_INT32)
+    start_level: int = option(0, "the first of num_levels levels", low=0, high=INT32_MAX)
     use_backgrounds: bool = option(True, "draw pictures behind the game, not black")
     center_agent: bool = option(True, "keep the agent in the middle of the picture")
     restrict_themes: bool = option(False, "draw with one theme only")
@@ -102,7 +100,9 @@ class AtariOptions:
     reward_clip: bool = option(True, "learn from the sign of the reward")
     use_fire_reset: bool = option(True, "begin with the action FIRE where the game has it")
     full_action_space: bool = option(False, "all 18 actions, not only those the game uses")
-    max_episode_steps: int = option(27_000, "steps after which a game is cut", low=1, high=_INT32)
+    max_episode_steps: int = option(
+        27_000, "steps after which a game is cut", low=1, high=INT32_MAX
+    )
     gray_scale: bool = option(True, "observe grey pictures, not coloured ones")
     img_height: int = option(84, "height of an observation in pixels", low=1, high=1024)
     img_width: int = option(84, "width of an observation in pixels", low=1, high=1024)
@@ -159,10 +159,10 @@ def procgen_options(name: str, kwargs: dict[str, Any]) -> ProcgenOptions:
             f"env_kwargs.start_level={start} needs env_kwargs.num_levels of at least 1; with "
             "num_levels=0 all levels are drawn, from 0 on"
         )
-    if start + levels > _INT32:
+    if start + levels > INT32_MAX:
         raise RunError(
             f"env_kwargs.start_level={start} + env_kwargs.num_levels={levels} should be at most "
-            f"{_INT32}"
+            f"{INT32_MAX}"
         )
     return options
 

@@ -18,7 +18,7 @@ from jaxrl_scale.figures.plot_style import COLORS, LINES, SOFT, dress, new_figur
 from jaxrl_scale.options import given_path
 from jaxrl_scale.records import statistics
 from jaxrl_scale.records.past_run import PastRun, read, return_metric
-from jaxrl_scale.records.rows import TIMINGS
+from jaxrl_scale.records.rows import TIMINGS, thinned
 from jaxrl_scale.records.terminal import compact, duration
 
 if TYPE_CHECKING:
@@ -104,8 +104,7 @@ class Curve(NamedTuple):
 
 def curve(run: PastRun, metric: str) -> Curve:
     """A metric of a run, thinned to `CURVE_POINTS` rows, the last one among them."""
-    stride = math.ceil(len(run.rows) / CURVE_POINTS)
-    kept = slice((len(run.rows) - 1) % stride, None, stride)
+    kept = thinned(len(run.rows), CURVE_POINTS)
     return Curve(
         steps=run.agent_steps[kept],
         hours=run.column("wall_seconds")[kept] / 3600,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from jaxrl_scale.config import Launch
-from jaxrl_scale.errors import RunError
+from jaxrl_scale.errors import RunError, in_words
 
 FIRST_PORT = 61_440  # above the ports that Linux hands out by itself
 _HERE = "127.0.0.1"
@@ -63,7 +63,7 @@ def _given(values: Mapping[str, Any]) -> Cluster:
     missing = [name for name, value in values.items() if value is None]
     if missing:
         there = [f"{name}={value}" for name, value in values.items() if value is not None]
-        raise RunError(f"{' and '.join(there)} given without {' and '.join(missing)}")
+        raise RunError(f"{in_words(there)} given without {in_words(missing)}")
     address_name, *names = values
     number, process_id = _place(values, *names)
     address = str(values[address_name])

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 
 from jaxrl_scale.config import Launch
-from jaxrl_scale.errors import BUG, INTERRUPTED, LOST, MISTAKE, RunError, one_line
+from jaxrl_scale.errors import BUG, INTERRUPTED, LOST, MISTAKE, RunError, in_words, one_line
 from jaxrl_scale.parallel import handshake
 from jaxrl_scale.parallel.cluster import Cluster
 from jaxrl_scale.parallel.handshake import Hello, Stranger
@@ -482,9 +482,7 @@ def _warn_of_stranger(writer: StreamWriter, why: str) -> None:
 
 def _enumerate(what: str, numbers: Sequence[int]) -> str:
     """``process 3``, ``processes 1, 2 and 5``"""
-    if len(numbers) == 1:
-        return f"{what} {numbers[0]}"
-    return f"{what}es {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
+    return f"{what}{'es' * (len(numbers) > 1)} {in_words([*map(str, numbers)])}"
 
 
 def _reason(error: OSError) -> str:

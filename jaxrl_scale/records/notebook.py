@@ -6,14 +6,13 @@ widgets nor matplotlib, and takes a fraction of a millisecond to write.
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from jaxrl_scale.config import Config
-from jaxrl_scale.records.rows import Row
+from jaxrl_scale.records.rows import Row, thinned
 from jaxrl_scale.records.terminal import compact, duration, number, seconds_left
 
 _POINTS = 300
@@ -92,8 +91,7 @@ def svg(points: Sequence[tuple[float, float]], target: float | None = None) -> s
       points: environment steps and the mean return of the last 100 episodes, two or more.
       target: a return that gets a line of its own.
     """
-    stride = math.ceil(len(points) / _POINTS)
-    kept = points[(len(points) - 1) % stride :: stride]  # the last one among them
+    kept = points[thinned(len(points), _POINTS)]
     values = [y for _, y in points] + ([] if target is None else [target])
     low, high, last = min(values), max(values), points[-1][0]
     across, down = _WIDTH - _LEFT - 8, _HEIGHT - _TOP - 22

@@ -184,6 +184,12 @@ def read_rows(path: Path) -> list[Row]:
     return rows
 
 
+def thinned(number: int, most: int) -> slice:
+    """Of so many rows at most ``most``, equally far apart, the last one among them."""
+    stride = -(-number // most)
+    return slice((number - 1) % stride, None, stride)
+
+
 def scalars(row: Row) -> dict[str, float]:
     """What TensorBoard and wandb draw of a row: tag and number."""
     drawn = {
