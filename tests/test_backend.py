@@ -122,17 +122,24 @@ def no_folder_told(monkeypatch):
 
 
 @pytest.mark.usefixtures("no_folder_told")
-def test_programs_are_not_kept_where_others_may_put_theirs(tmp_path, monkeypatch):
-    config = Config(compilation_cache=str(tmp_path))
-    os.chmod(tmp_path, 0o777)
-    with pytest.raises(RunError, match=f"compilation_cache={tmp_path} may be written by everybody"):
-        backend.initialize(config)
-    os.chmod(tmp_path, 0o755)
-    somebody = os.geteuid() + 1
-    monkeypatch.setattr(os, "geteuid", lambda: somebody)
-    if tmp_path.stat().st_uid:  # root's folders are as good as one's own
-        with pytest.raises(RunError, match="belongs to another user"):
-            backend.initialize(config)
+def test_programs_are_not_kept_where_others_may_put_theirs(tmp_path, monkeypatch, capsys):
+    def told(mode, owner, user):
+        os.chmod(tmp_path, mode)
+        found = tmp_path.stat()
+        with monkeypatch.context() as patch, prepare.jax_settings_restored():
+            whose = types.SimpleNamespace(st_uid=owner, st_mode=found.st_mode)
+            patch.setattr(backend.os, "stat", lambda *_, **__: whose)
+            patch.setattr(backend.os, "geteuid", lambda: user)
+            backend.initialize(Config(compilation_cache=str(tmp_path)))
+            used = jax.config.jax_compilation_cache_dir == str(tmp_path)
+        said = capsys.readouterr().err.removeprefix(f"compilation_cache={tmp_path} ")
+        assert used == (not said)
+        return said.partition(",")[0]
+
+    assert told(0o755, owner=1000, user=1000) == told(0o775, owner=1000, user=1000) == ""
+    assert told(0o755, owner=0, user=1000) == told(0o755, owner=1000, user=0) == ""
+    assert told(0o755, owner=1001, user=1000) == "belongs to another user"
+    assert told(0o777, owner=1000, user=1000) == "may be written by everybody"
 
 
 @pytest.mark.usefixtures("no_folder_told")

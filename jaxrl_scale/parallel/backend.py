@@ -7,6 +7,7 @@ import functools
 import logging
 import os
 import stat
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -71,18 +72,16 @@ def keep_programs(options: dict[str, Any]) -> None:
         compilation_cache.reset_cache()
 
 
-def _check_owner(folder: str) -> None:
-    """Raise a `RunError` where others may put programs into a folder of compiled ones: they would
-    run with the rights of this user."""
+def _may_hold_others(folder: str) -> str:
+    """Why others may put programs into a folder of compiled ones, which would run with the rights
+    of this user; empty where they may not."""
     with contextlib.suppress(OSError):
         found = os.stat(folder)
-        theirs = found.st_uid not in (os.geteuid(), 0) and os.geteuid() != 0
-        if theirs or found.st_mode & stat.S_IWOTH:
-            why = "belongs to another user" if theirs else "may be written by everybody"
-            raise RunError(
-                f"compilation_cache={folder} {why}, who could put other programs there; choose "
-                "another --compilation_cache"
-            )
+        if found.st_uid not in (os.geteuid(), 0) and os.geteuid() != 0:
+            return "belongs to another user"
+        if found.st_mode & stat.S_IWOTH:
+            return "may be written by everybody"
+    return ""
 
 
 def initialize(config: Config, hosts: Hosts | None = None) -> Placement:
@@ -100,8 +99,12 @@ def initialize(config: Config, hosts: Hosts | None = None) -> Placement:
         folder = os.path.expanduser(config.compilation_cache)
         if os.path.exists(folder) and not os.path.isdir(folder):
             raise RunError(f"compilation_cache={folder} is a file; it should be a folder")
-        _check_owner(folder)
-        keep_programs({CACHE_FOLDER: folder, CACHE_FROM: 0.1})
+        if why := _may_hold_others(folder):
+            if hosts is None or hosts.leader:
+                told = f"{why}, who could put other programs there: it is not used"
+                print(f"compilation_cache={folder} {told}", file=sys.stderr)
+        else:
+            keep_programs({CACHE_FOLDER: folder, CACHE_FROM: 0.1})
     jax.config.update("jax_default_matmul_precision", config.matmul_precision)
     # A run depends on its config alone, not on JAX_ENABLE_X64: it is the same in 32-bit numbers.
     jax.config.update("jax_enable_x64", False)
