@@ -12,7 +12,7 @@ from pathlib import Path
 
 from jaxrl_scale import commands
 from jaxrl_scale.config import command_line
-from jaxrl_scale.errors import FINISHED, UNFINISHED, how_many
+from jaxrl_scale.errors import FINISHED, UNFINISHED, how_many, printable
 from jaxrl_scale.records.past_run import finished, last_error, read_trace
 from jaxrl_scale.records.run_directory import io_errors, short
 from jaxrl_scale.records.terminal import compact, duration, number
@@ -53,7 +53,7 @@ def train(
         said = f"{compact(trace.speed)} steps/s, return {number(trace.score)}"
         print(f"{title}: {said}, {duration(time.monotonic() - began)}", flush=True)
     else:
-        print(f"{title}: exit status {status}: {last_error(run)}", flush=True)
+        print(printable(f"{title}: exit status {status}: {last_error(run)}"), flush=True)
     return status
 
 

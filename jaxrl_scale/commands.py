@@ -102,9 +102,9 @@ class _Stopped(KeyboardInterrupt):
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """While the block runs, SIGTERM and SIGUSR1 end the command as Ctrl-C does, with the status of
-    what was saved and can go on. Python leaves signals to the main thread, so that in any other
-    this does nothing."""
+    """While the block runs, SIGTERM, SIGUSR1 and SIGHUP (unless it is ignored) end the command as
+    Ctrl-C does, with the status of what was saved and can go on. Python leaves signals to the main
+    thread, so that in any other this does nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -112,7 +112,10 @@ def stoppable() -> Iterator[None]:
     def stop(number: int, frame: object) -> None:
         raise _Stopped
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    numbers = [signal.SIGTERM, signal.SIGUSR1]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, stop) for number in numbers}
     try:
         yield
     finally:

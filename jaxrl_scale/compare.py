@@ -36,6 +36,7 @@ from jaxrl_scale.errors import (
     UNFINISHED,
     RunError,
     in_words,
+    printable,
     status_table,
 )
 from jaxrl_scale.figures import pages
@@ -166,7 +167,7 @@ def _how_far(run: Path) -> str:
 
 def tables(shown: Sequence[Drawn]) -> list[Table]:
     """What the runs reach beside each other; those that have no line are left out."""
-    configs = list(dict.fromkeys(_config(one) for one in shown))
+    configs = sorted({_config(one) for one in shown})
     against = Table(
         f"Against {configs[0]}",
         f"The evaluation return less that of {configs[0]}: the difference of the interquartile "
@@ -217,7 +218,7 @@ def _difference(run: PastRun, other: PastRun) -> Cell:
 def _returns(run: PastRun) -> list[float | None]:
     """The evaluation of each agent; None where it failed."""
     evaluation = run.summary.get("evaluation")
-    return evaluation["per_agent"] if evaluation else []
+    return evaluation["per_agent"] if evaluation else [None] * len(run.seeds)
 
 
 def over_games(shown: Sequence[Drawn]) -> dict[str, dict[str, Cell]]:
@@ -275,7 +276,7 @@ def write_results(folder: Path) -> None:
     ]
     write_json(folder / "compare.json", told)
     replace_file(folder / "compare.md", "\n".join([*text, ""]).encode())
-    print("\n".join(text))
+    print(printable("\n".join(text)))
     print(f"wrote {short(folder / 'compare.md')}\nwrote {short(folder / 'compare.json')}")
     report.write(shown, folder / "compare.html", 0, found, without)
 

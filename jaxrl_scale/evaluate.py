@@ -69,7 +69,7 @@ def _parser() -> commands.Parser:
         metavar="N",
         type=commands.whole_number(0, INT32_MAX),
         help="seed of the first agent's episodes; each agent has the one after that of the agent "
-        "before [the seeds of the agents; with --gymnasium 0]",
+        "before [the seeds of the agents; with --gymnasium and --video 0]",
     )
     parser.add_argument(  # `command_line.kwargs_given` reads it
         "--env_kwargs.NAME",
@@ -122,7 +122,7 @@ def evaluate(args: argparse.Namespace, env_kwargs: dict[str, Any]) -> tuple[dict
     frames = []
     if args.video:  # first, since it is quick to tell that an environment cannot be drawn
         with commands.working("playing and drawing the video"):
-            frames = agent.record(greedy=greedy, games=args.games)
+            frames = agent.record(args.seed or 0, greedy, args.games)
             write_video(args.video, frames)
     episodes = how_many(args.episodes, "episode") + " of each agent" * (len(agents) > 1)
     with commands.working(f"playing {episodes}{' in real Gymnasium' * args.gymnasium}"):
@@ -143,6 +143,8 @@ def evaluate(args: argparse.Namespace, env_kwargs: dict[str, Any]) -> tuple[dict
         "iteration": agent.iteration,
         "standard_error": standard_error(returns[known]) if any(known) else None,
     }
+    if args.seed is not None:
+        result["seed"] = args.seed
     if env_kwargs:
         result["env_kwargs"] = env_kwargs
     if args.video:

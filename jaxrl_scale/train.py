@@ -57,8 +57,9 @@ class Run:
     config: Config
     summary: Summary
     exit_status: int
-    stopped_by: str = ""
-    """The signal that stopped the run; empty where none did."""
+    signal: str = ""
+    """The name of the signal that came, to one of the processes, while it trained; empty where none
+    did."""
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
@@ -122,12 +123,12 @@ def train(
     Raises:
       RunError: in one line, for whatever the user can mend. In a run of several processes all
         end at once instead, with the error's status.
-      KeyboardInterrupt: when Ctrl-C (in a notebook any signal) has stopped the run and it was
-        saved, as what stands behind `train` is not to go on. Another signal lets it return, with
-        "stopped" as the summary's status.
+      KeyboardInterrupt: after Ctrl-C (in a notebook after any signal), when the run is saved, as
+        what stands behind `train` is not to go on. Another signal lets it return, with "stopped" as
+        the summary's status.
     """
     run = _train(config, name, resume, on_row, process_start, launch)
-    if run.stopped_by == "SIGINT" or (run.stopped_by and notebook.here()):
+    if run.signal == "SIGINT" or (run.summary["status"] == "stopped" and notebook.here()):
         raise KeyboardInterrupt
     return run
 
@@ -219,7 +220,7 @@ def loop(
         run_directory.entered(config, name, resume, hosts) as directory,
         nullcontext(heard_by) if heard_by else StopRequest(hosts.several, hosts.leader) as stop,
         compiled_meanwhile(
-            runner, hosts, bool(config.compilation_cache), fresh=not resume and start is None
+            runner, hosts, backend.keeps_programs(), fresh=not resume and start is None
         ) as wait_for_compiler,
         Log(config, directory, hosts, clock, advice, on_row) as log,
         closing(
@@ -243,9 +244,15 @@ def loop(
             raise RunError(f"this run has made {made} and cannot go back to {last}")
         log.restore(iteration, counts)
         afresh = "no checkpoint is there: the run begins again" if resume and not found else None
-        changed = provenance.changed_modules(config, run_directory.read_starts(directory.path))
-        warnings = [checkpoints.warning, begun.note, afresh, changed]
-        log.start(runner.describe(), _facts(config, runner, begun), bool(resume), warnings)
+        facts, starts = _facts(config, runner, begun), run_directory.read_starts(directory.path)
+        warnings = [
+            checkpoints.warning,
+            begun.note,
+            afresh,
+            provenance.changed_modules(config, starts),
+            provenance.changed_environment(facts, starts),
+        ]
+        log.start(runner.describe(), facts, bool(resume), warnings)
         stop.after = "the compilation"
         wait_for_compiler()
         stop.after = "this iteration"
@@ -315,9 +322,10 @@ def loop(
         digest = None if status == "failed" else checkpoints.digest
         summary = log.finish(status, runner.memory(), digest, stopped_by=by)
         # No process leaves before all have ended well. Only process 0 has the whole summary.
-        summary = hosts.gather("summary", run_directory.plain(summary))[0]
-    stopped_by = by if status == "stopped" else ""
-    return Run(directory.path, config, summary, STATUSES[summary["status"]], stopped_by)
+        all_told = hosts.gather("summary", [run_directory.plain(summary), stop.requested])
+        summary = all_told[0][0]
+        signal = next((name for _, name in all_told if name), "")
+    return Run(directory.path, config, summary, STATUSES[summary["status"]], signal)
 
 
 def _facts(config: Config, runner: protocol.Runner, begun: Origin) -> dict[str, Any]:

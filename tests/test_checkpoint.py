@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from jaxrl_scale.errors import RunError
-from jaxrl_scale.records import array_folder, checkpoint
+from jaxrl_scale.records import array_folder
 from jaxrl_scale.records.checkpoint import Checkpoints, kept, restore, restore_some
 from jaxrl_scale.records.pieces import named_leaves
 from jaxrl_scale.records.run_directory import write_atomically
@@ -267,8 +267,15 @@ def test_one_that_the_disk_does_not_give_now_is_not_deleted(tmp_path, monkeypatc
         checkpoints.save(iteration, state(iteration), {}, score)
     checkpoints.wait()
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "_score", lambda path: None)
-        patch.setattr(checkpoint, "_readable", lambda path: path.name != "1")
+        read = array_folder.read_record
+
+        def refused(path: Path) -> dict[str, Any]:
+            with array_folder._damage("arrays.npz"):
+                if path.name == "1":
+                    raise OSError(errno.EIO, "Input/output error")
+            return read(path)
+
+        patch.setattr(array_folder, "read_record", refused)
         checkpoints.save(3, state(3), {}, 2.0)
         checkpoints.wait()
     assert names(tmp_path) == {"1", "3"}
@@ -286,6 +293,9 @@ def test_one_that_the_disk_does_not_give_now_is_not_deleted(tmp_path, monkeypatc
         {"arrays": {"w": {"dtype": "float32", "shape": [2], "box": [[0]]}}},
         {"arrays": {"w": {"dtype": "float32", "shape": [2], "box": []}}},
         {"ids": [3]},
+        {"ids": []},
+        {"score": "high"},
+        {"score": [1]},
         {"meta": "none"},
     ],
 )

@@ -125,6 +125,8 @@ def test_configs_are_compared_with_the_first_one_in_every_environment(tmp_path, 
     write("Acrobot-v1", "One", -80.0)
     write("Acrobot-v1", "two", -90.0)
     write("Pendulum-v1", "two", -200.0)
+    write("MountainCar-v0", "One", -100.0, np.nan)
+    write("MountainCar-v0", "two", np.nan, np.nan)
     changed = json.loads((tmp_path / "Acrobot-v1/two/seed0/config.json").read_text())
     changed["env_kwargs"] = {"gravity": 5.0}
     (tmp_path / "Acrobot-v1/two/seed0/config.json").write_text(json.dumps(changed))
@@ -134,6 +136,7 @@ def test_configs_are_compared_with_the_first_one_in_every_environment(tmp_path, 
     assert "| CartPole-v1 | 10.0 (10.0 to 10.0) |" in table  # of equal seeds, without the failed
     assert "| Acrobot-v1 | -10.0 |" in table
     assert "| Pendulum-v1 |" not in table.split("against")[1]
+    assert "| MountainCar-v0 |" not in table.split("against")[1]
     assert "The configs differ in the env_kwargs of Acrobot-v1." in table
     assert "<h2>Against One</h2>" in (tmp_path / "compare.html").read_text()
     capsys.readouterr()

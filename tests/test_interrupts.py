@@ -3,13 +3,14 @@
 import contextlib
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
 import time
 
 import pytest
-from processes import Screen
+from processes import PATIENCE, Screen, checkpoints, rows, summary
 
 from jaxrl_scale import interrupts
 from jaxrl_scale.config import Config
@@ -185,3 +186,36 @@ def test_a_terminal_that_is_closed_stops_a_run_unless_that_is_ignored():
         finally:
             signal.signal(signal.SIGHUP, before)
     assert told == ["SIGHUP", ""]
+
+
+IN_A_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+def test_a_run_whose_terminal_is_closed_is_saved_and_ends_well(world):
+    """As when a connection by ssh is lost: a signal comes, and nothing can be printed any more."""
+    path = world.folder / "closed"
+    ours, theirs = os.openpty()
+    arguments = [*world.small(path), "--iterations=100000", "--log_every=1"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", IN_A_TERMINAL, "-m", "jaxrl_scale.train", *arguments],
+        env=world.environment | {"TERM": "xterm"},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    limit = time.monotonic() + PATIENCE
+    while not (path / "metrics.jsonl").exists() or not rows(path):
+        assert process.poll() is None
+        assert time.monotonic() < limit
+        if select.select([ours], [], [], 0.05)[0]:
+            os.read(ours, 10_000)
+    os.close(ours)
+    assert process.wait(PATIENCE) == 75
+    assert summary(path)["status"] == "stopped"
+    assert max(checkpoints(path)) == summary(path)["iterations"]

@@ -456,9 +456,22 @@ def test_in_a_program_ctrl_c_raises_when_the_run_is_saved(tmp_path, counting, mo
             train(config_of(tmp_path / "run"))
     else:
         run = train(config_of(tmp_path / "run"))
-        assert (run.exit_status, run.stopped_by) == (75, "SIGTERM")
+        assert (run.exit_status, run.signal) == (75, "SIGTERM")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["status"], summary["iterations"]) == ("stopped", 7)
+
+
+def test_ctrl_c_in_the_last_evaluation_raises_when_that_is_written(tmp_path, counting, monkeypatch):
+    evaluate = counting.evaluate
+
+    def interrupted(self, state):
+        os.kill(os.getpid(), signal.SIGINT)
+        return evaluate(self, state)
+
+    monkeypatch.setattr(counting, "evaluate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train(config_of(tmp_path / "run"))
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "done"
 
 
 @pytest.mark.usefixtures("counting")

@@ -230,9 +230,28 @@ def test_a_module_of_ones_own_that_was_changed_is_named(tmp_path, monkeypatch):
     assert provenance.changed_modules(own, []) is None
     assert provenance.changed_modules(own, [{}]) is None
     (tmp_path / "changing.py").write_text("reward = -1")
+    assert provenance.changed_modules(own, starts) is None  # the process has the one of before
+    del sys.modules["changing"]
+    importlib.invalidate_caches()
+    importlib.import_module("changing")
     told = "changing has changed since this run was last started: what it computes now may be"
     assert provenance.changed_modules(own, starts).startswith(told)
     assert provenance.changed_modules(QUIET, starts) is None
+
+
+def test_an_environment_on_the_host_that_has_other_options_is_named():
+    def told(before, now):
+        starts = [{"environment": {"envpool": "0"}}, before]
+        return provenance.changed_environment(now, starts)
+
+    same = {"environment": {"envpool": "1", "env_options": "frame_skip=4"}}
+    other = {"environment": {"envpool": "1", "env_options": "frame_skip=5"}}
+    assert told(same, same) is None
+    assert told({}, same) is None
+    assert told(same, {}) is None
+    assert provenance.changed_environment(same, []) is None
+    assert told(same, other).startswith("env_options of the environment differs from when")
+    assert told(same, {"environment": {}}).startswith("envpool and env_options of the environment")
 
 
 def test_a_file_system_without_locks_is_used_with_a_warning(tmp_path, monkeypatch):

@@ -143,7 +143,9 @@ def kwargs_given(argv: Sequence[str], option: str) -> tuple[list[str], dict[str,
     for text in texts:
         name, equals, value = text.partition("=")
         if name.startswith(f"--{option}."):
-            value = value if equals else next(texts, "")
+            value = value if equals else next(texts, "--")
+            if value.startswith("--"):
+                raise RunError(f"{name} needs a value; write {name}=VALUE")
             given[name.removeprefix(f"--{option}.")] = _parse_literal(value)
         else:
             rest.append(text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from numbers import Integral
@@ -19,7 +19,7 @@ import numpy as np
 from jaxrl_scale import envs
 from jaxrl_scale.config import Config, files
 from jaxrl_scale.envs.draw import side_by_side
-from jaxrl_scale.errors import RunError, how_many, one_line
+from jaxrl_scale.errors import RunError, how_many, one_line, printable
 from jaxrl_scale.loop import host_rollout, rollout
 from jaxrl_scale.loop.evaluator import LONGEST_EPISODE, make_alike, make_evaluator
 from jaxrl_scale.loop.host_runner import HostRunner
@@ -164,13 +164,13 @@ class Agent:
         """Play whole episodes in real Gymnasium, with all agents or with those named. Returns
         ``[agents, episodes]``.
 
-        Episode ``i`` of agent ``k`` is seeded with ``seed + k * episodes + i``. If all agents had
+        Episode ``i`` of agent ``k`` is seeded with ``(seed + k) * episodes + i``. If all agents had
         the same starts, their returns would be no independent samples, and the standard error of
         their mean would come out too small.
         """
         import gymnasium
 
-        episodes = given_number("episodes", episodes)
+        episodes, seed = given_number("episodes", episodes), given_number("seed", seed, 0)
         chosen = range(self.config.num_seeds) if agents is None else agents
         if not isinstance(chosen, Sequence | np.ndarray) or len(chosen) == 0:
             raise RunError(f"agents={chosen!r} should be a list of the numbers of agents, or None")
@@ -212,7 +212,7 @@ class Agent:
     def _play_in_gymnasium(self, games: Any, agent: int, greedy: bool, seed: int) -> np.ndarray:
         self.index = agent
         self.reset(agent)
-        first_seed = seed + agent * games.num_envs
+        first_seed = (seed + agent) * games.num_envs
         obs, _ = games.reset(seed=list(range(first_seed, first_seed + games.num_envs)))
         returns, done = np.zeros(games.num_envs), np.zeros(games.num_envs, bool)
         first = ~done
@@ -348,8 +348,10 @@ def load(
     config = files.read_config(run_dir / "config.json")
     _check_agent(agent, config)
     runner, iteration, arrays, saved = read_acting(run_dir, config, checkpoint == "best")
-    if changed := provenance.changed_modules(config, read_starts(run_dir)):
-        print(changed, file=sys.stderr)
+    if provenance.own_code(config):
+        with suppress(RunError):  # of a damaged run.json, which a policy does not need
+            if changed := provenance.changed_modules(config, read_starts(run_dir)):
+                print(changed, file=sys.stderr)
     failed = [int(k) for k in saved["progress"]["failed"]]
     shapes = runner.abstract_state().shared
     leaves = [arrays.get(name, shape) for name, shape in _named(shapes).items()]
@@ -383,7 +385,10 @@ def read_acting(
     wanted = _acting(runner.algo, runner.abstract_state().shared)
     checkpoints = run_dir / "checkpoints"
     found = restore_some(
-        checkpoints, wanted.__contains__, lambda text: print(text, file=sys.stderr), best
+        checkpoints,
+        wanted.__contains__,
+        lambda text: print(printable(text), file=sys.stderr),
+        best,
     )
     if found is None:
         raise RunError(f"{run_dir} has no checkpoint yet")

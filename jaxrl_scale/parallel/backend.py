@@ -72,6 +72,11 @@ def keep_programs(options: dict[str, Any]) -> None:
         compilation_cache.reset_cache()
 
 
+def keeps_programs() -> bool:
+    """Whether compiled programs are kept in a folder."""
+    return bool(jax.config.values[CACHE_FOLDER])
+
+
 def _may_hold_others(folder: str) -> str:
     """Why others may put programs into a folder of compiled ones, which would run with the rights
     of this user; empty where they may not."""

@@ -204,8 +204,7 @@ class Checkpoints:
         """Delete the checkpoints that are not to be kept; returns those that are."""
         paths = _newest_first(self.directory)
         scores = {int(path.name): _score(path) for path in paths}
-        # What a disk does not give now may be the best one.
-        keep = kept(scores, self.keep) | {int(path.name) for path in paths if not _readable(path)}
+        keep = kept(scores, self.keep) | {int(path.name) for path in paths if _is_refused(path)}
         for iteration in scores.keys() - keep:
             array_folder.delete(self.directory / str(iteration))
         _delete_parts(self.directory, keep)
@@ -253,7 +252,10 @@ def restore_some(
             for name, x in record["arrays"].items()
             if wanted(name)
         }
-        return pieces.assemble(_folders(path, record["ids"]), target, None), record["meta"]
+        try:
+            return pieces.assemble(_folders(path, record["ids"]), target, None), record["meta"]
+        except (ValueError, MemoryError) as error:  # somebody else's record may say anything
+            raise Damage(f"{array_folder.RECORD} names an array that is too large") from error
 
     return _search(Path(directory), best, warn, read, Hosts())[0]
 
@@ -333,16 +335,14 @@ def _score(path: Path, damaged: float | None = None) -> float | None:
         return damaged
 
 
-def _readable(path: Path) -> bool:
-    """Whether the disk gives a checkpoint's file, whole or damaged."""
+def _is_refused(path: Path) -> bool:
+    """Whether the disk does not give a checkpoint now, which may be the best one."""
     try:
-        with open(path / array_folder.FILE, "rb") as file:
-            file.read(1)
-    except FileNotFoundError:
-        return True  # it is damaged: it has no file
-    except OSError:
-        return False
-    return True
+        _record(path)
+    except Damage as damage:
+        cause = damage.__cause__
+        return isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError)
+    return False
 
 
 def _record(path: Path) -> dict[str, Any]:
@@ -364,9 +364,11 @@ def _is_record(record: Any) -> bool:
             box = [(operator.index(start), operator.index(stop)) for start, stop in x["box"]]
             if len(box) != len(x["shape"]) or any(n < 0 for n in x["shape"]):
                 return False
-        ids_are_texts = all(isinstance(id, str) for id in record["ids"])
-        return ids_are_texts and isinstance(record["meta"], dict)
-    except (AttributeError, KeyError, TypeError, ValueError):
+        score, ids = record["score"], record["ids"]
+        has_score = score is None or math.isfinite(score)
+        has_ids = len(ids) > 0 and all(isinstance(id, str) for id in ids)
+        return has_score and has_ids and isinstance(record["meta"], dict)
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
         return False
 
 

@@ -14,6 +14,8 @@ import socket
 import subprocess
 import sys
 import time
+import types
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -82,13 +84,21 @@ def own_code(config: Config) -> bool:
     return ":" in config.network or (":" in config.env and not of_others)
 
 
+_digests: weakref.WeakKeyDictionary[types.ModuleType, str] = weakref.WeakKeyDictionary()
+"""A file may be edited while the process goes on with what it has imported."""
+
+
 def own_modules() -> dict[str, str]:
-    """The modules of the user's own that are imported, each with the SHA-256 of its file."""
+    """The modules of the user's own that are imported, each with the SHA-256 of its file as it was
+    when this was asked first."""
     found = {}
     for name in modules_of_ones_own():
         with contextlib.suppress(OSError, KeyError, TypeError):
-            content = Path(str(sys.modules[name].__file__)).read_bytes()
-            found[name] = hashlib.sha256(content).hexdigest()
+            module = sys.modules[name]
+            if module not in _digests:
+                content = Path(str(module.__file__)).read_bytes()
+                _digests[module] = hashlib.sha256(content).hexdigest()
+            found[name] = _digests[module]
     return found
 
 
@@ -104,6 +114,22 @@ def changed_modules(config: Config, starts: Sequence[Mapping[str, Any]]) -> str 
     return (
         f"{in_words(changed)} {have} changed since this run was last started: what it computes "
         "now may be something else"
+    )
+
+
+def changed_environment(
+    facts: Mapping[str, Any], starts: Sequence[Mapping[str, Any]]
+) -> str | None:
+    """What the user is told where an environment on the host has other versions or options than
+    when the run was last started; both are in ``facts``, those of a start."""
+    before, now = (x.get("environment") for x in (starts[-1] if starts else {}, facts))
+    if not isinstance(before, dict) or not isinstance(now, dict) or before == now:
+        return None
+    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    differ = "differs" if len(names) == 1 else "differ"
+    return (
+        f"{in_words(names)} of the environment {differ} from when this run was last started: what "
+        "it computes now may be something else"
     )
 
 

@@ -176,7 +176,7 @@ def open_existing(path: Path) -> RunDirectory:
         )
     for link in (path / "checkpoints", path / "tensorboard"):
         other = link.resolve().parent
-        if link.is_symlink() and other != path and (other / "config.json").exists():
+        if link.is_symlink() and other != path.resolve() and (other / "config.json").exists():
             raise RunError(
                 f"{short(link)} is a link into another run, {short(other)}, which would lose what "
                 "it has; copy what the link leads to in its place"

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Protocol, TextIO
 
@@ -63,13 +64,15 @@ class Terminal:
     def start(self, text: str, iteration: int = 0) -> None:
         """Print the first line, and show the bar at this iteration."""
         self.message(text)
-        if self._make_bar:
-            self._bar = self._make_bar(self._config, iteration)
+        if make := self._make_bar:
+            with self._while_read():
+                self._bar = make(self._config, iteration)
 
     def phase(self, name: str) -> None:
         """Show on the bar what goes on: compiling, training, evaluating."""
-        if self._bar:
-            self._bar.phase(name)
+        if bar := self._bar:
+            with self._while_read():
+                bar.phase(name)
 
     def update(self, row: Row) -> None:
         """Show a row: ``iteration``, ``env_steps``, ``steps_per_second``, ``return_100``.
@@ -77,8 +80,9 @@ class Terminal:
         Without a bar it prints about `_PLAIN_LINES` lines in a run: the first row, the last
         one, and one whenever another twentieth of the iterations is done.
         """
-        if self._bar:
-            self._bar.update(row)
+        if bar := self._bar:
+            with self._while_read():
+                bar.update(row)
             return
         done = _PLAIN_LINES * row["iteration"] // self._total
         if done > self._printed:
@@ -89,32 +93,44 @@ class Terminal:
         """Print a line, above the bar if there is one. Any thread may call it."""
         bar = self._bar
         if bar:
-            bar.say(text)
+            with self._while_read():
+                bar.say(printable(text))
         else:
             self._print(text)
 
     def close(self) -> None:
         """Remove the bar and show the cursor again."""
-        if self._bar:
-            self._bar.stop()
-            self._bar = None
+        bar, self._bar = self._bar, None
+        if bar:
+            with self._while_read():
+                bar.stop()
 
     def finish(self, title: str, summary: Summary, places: Mapping[str, str]) -> None:
         """Print the final table: the summary, and where to find the rest."""
         self.close()
         lines = [*summary_lines(summary), *places.items()]
         if self._live:
-            _print_table(self._stream, title, lines)
+            with self._while_read():
+                _print_table(self._stream, title, lines)
         else:
             width = max(len(label) for label, _ in lines)
             self._print("\n".join([title, *(f"  {k:<{width}}  {v}" for k, v in lines)]))
 
     def _print(self, text: str) -> None:
-        # The run goes on when nobody reads its output any more (`| head`, a closed window).
-        try:
+        with self._while_read():
             print(printable(text), file=self._stream, flush=True)
+
+    @contextmanager
+    def _while_read(self) -> Iterator[None]:
+        """The run goes on when nobody reads its output any more (`| head`, a closed window)."""
+        try:
+            yield
         except OSError:
             self._stream = open(os.devnull, "w")  # noqa: SIM115
+            bar, self._bar = self._bar, None
+            if bar:
+                with suppress(OSError):
+                    bar.stop()
 
 
 class _LiveBar:
