@@ -13,7 +13,7 @@ import pytest
 from running import program_of
 
 from jaxrl_scale.config import files
-from jaxrl_scale.learning import networks
+from jaxrl_scale.learning import distributions
 from jaxrl_scale.parallel import placement
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -36,7 +36,7 @@ def test_kernels_are_the_same_on_one_device_and_on_two_because_equal_operations_
     def log_slope(x):
         return 2 * (jnp.log(2.0) - x - jax.nn.softplus(-2 * x))
 
-    monkeypatch.setattr(networks, "log_slope", log_slope)
+    monkeypatch.setattr(distributions, "log_slope", log_slope)
     config = files.read_file(CONFIGS / "sac_pendulum.py")
     two = of(config, 2)
     assert of(config, 1) == two

@@ -129,11 +129,11 @@ OF_TWO = ("--coordinator=localhost", "--num_processes=2")
 def test_the_first_process_says_from_which_file_the_settings_are(monkeypatch, capsys):
     trained = []
 
-    def train(config, **how):
+    def train(config, *how):
         trained.append(config)
         return SimpleNamespace(exit_status=0)
 
-    monkeypatch.setattr(train_module, "train", train)
+    monkeypatch.setattr(train_module, "_train", train)
     monkeypatch.chdir(Path(__file__).parents[1])
     told = "The settings are those of configs/{}.py; --config=none takes the defaults.\n"
     for argv, said in (
