@@ -202,9 +202,16 @@ class Checkpoints:
 
     def _delete_old(self) -> list[int]:
         """Delete the checkpoints that are not to be kept; returns those that are."""
-        paths = _newest_first(self.directory)
-        scores = {int(path.name): _score(path) for path in paths}
-        keep = kept(scores, self.keep) | {int(path.name) for path in paths if _is_refused(path)}
+        scores, refused = dict[int, float | None](), set[int]()
+        for path in _newest_first(self.directory):
+            iteration = int(path.name)
+            try:
+                scores[iteration] = _record(path)["score"]
+            except Damage as damage:
+                scores[iteration] = None
+                if _is_refusal(damage):  # what the disk does not give now may be the best
+                    refused.add(iteration)
+        keep = kept(scores, self.keep) | refused
         for iteration in scores.keys() - keep:
             array_folder.delete(self.directory / str(iteration))
         _delete_parts(self.directory, keep)
@@ -327,7 +334,7 @@ def _listed(directory: Path) -> set[str]:
         raise RunError(message, INPUT_OUTPUT_ERROR) from error
 
 
-def _score(path: Path, damaged: float | None = None) -> float | None:
+def _score(path: Path, damaged: float) -> float | None:
     try:
         score: float | None = _record(path)["score"]
         return score
@@ -335,14 +342,10 @@ def _score(path: Path, damaged: float | None = None) -> float | None:
         return damaged
 
 
-def _is_refused(path: Path) -> bool:
-    """Whether the disk does not give a checkpoint now, which may be the best one."""
-    try:
-        _record(path)
-    except Damage as damage:
-        cause = damage.__cause__
-        return isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError)
-    return False
+def _is_refusal(damage: Damage) -> bool:
+    """Whether it was the disk that did not give a file that is there."""
+    cause = damage.__cause__
+    return isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError)
 
 
 def _record(path: Path) -> dict[str, Any]:
@@ -365,10 +368,10 @@ def _is_record(record: Any) -> bool:
             if len(box) != len(x["shape"]) or any(n < 0 for n in x["shape"]):
                 return False
         score, ids = record["score"], record["ids"]
-        has_score = score is None or math.isfinite(score)
+        has_score = score is None or isinstance(score, int | float)
         has_ids = len(ids) > 0 and all(isinstance(id, str) for id in ids)
         return has_score and has_ids and isinstance(record["meta"], dict)
-    except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
+    except (AttributeError, KeyError, TypeError, ValueError):
         return False
 
 
