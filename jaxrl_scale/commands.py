@@ -112,10 +112,8 @@ def stoppable() -> Iterator[None]:
     def stop(number: int, frame: object) -> None:
         raise _Stopped
 
-    numbers = [signal.SIGTERM, signal.SIGUSR1]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-        numbers.append(signal.SIGHUP)
-    before = {number: signal.signal(number, stop) for number in numbers}
+    heard = interrupts.and_hangup(signal.SIGTERM, signal.SIGUSR1)
+    before = {number: signal.signal(number, stop) for number in heard}
     try:
         yield
     finally:

@@ -13,6 +13,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 
+def and_hangup(*signals: signal.Signals) -> tuple[signal.Signals, ...]:
+    """These signals and SIGHUP, which tells that the terminal was closed, unless whoever started
+    the process has it ignored (nohup)."""
+    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return signals if ignored else (*signals, signal.SIGHUP)
+
+
 @contextmanager
 def answered(answer: Callable[[], object]) -> Iterator[None]:
     """While the block runs, call ``answer``, in a thread, whenever a SIGINT arrives.

@@ -8,9 +8,9 @@ import threading
 from contextlib import ExitStack
 from typing import Any
 
-from jaxrl_scale.interrupts import answered
+from jaxrl_scale.interrupts import and_hangup, answered
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 class StopRequest:
@@ -43,8 +43,7 @@ class StopRequest:
             if self._tells:
                 stack.enter_context(answered(self._tell))
             if threading.current_thread() is threading.main_thread():
-                ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-                heard = SIGNALS[:-1] if ignored else SIGNALS
+                heard = and_hangup(*SIGNALS)
                 self._before = {number: signal.signal(number, self._handle) for number in heard}
             self._answered = stack.pop_all()
         return self
