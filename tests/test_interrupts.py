@@ -189,8 +189,9 @@ def test_a_terminal_that_is_closed_stops_a_run_unless_that_is_ignored():
 
 
 IN_A_TERMINAL = """
-import fcntl, os, sys, termios
+import fcntl, os, signal, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
 os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
 
@@ -209,13 +210,17 @@ def test_a_run_whose_terminal_is_closed_is_saved_and_ends_well(world):
         start_new_session=True,
     )
     os.close(theirs)
-    limit = time.monotonic() + PATIENCE
-    while not (path / "metrics.jsonl").exists() or not rows(path):
-        assert process.poll() is None
-        assert time.monotonic() < limit
-        if select.select([ours], [], [], 0.05)[0]:
-            os.read(ours, 10_000)
-    os.close(ours)
-    assert process.wait(PATIENCE) == 75
+    try:
+        limit = time.monotonic() + PATIENCE
+        while not (path / "metrics.jsonl").exists() or not rows(path):
+            assert process.poll() is None
+            assert time.monotonic() < limit
+            if select.select([ours], [], [], 0.05)[0]:
+                os.read(ours, 10_000)
+        os.close(ours)
+        assert process.wait(PATIENCE) == 75
+    finally:
+        process.kill()
+        process.wait()
     assert summary(path)["status"] == "stopped"
     assert max(checkpoints(path)) == summary(path)["iterations"]
