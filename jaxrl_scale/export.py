@@ -115,7 +115,7 @@ def forms(agent: Agent, title: str, onnx: bool) -> tuple[dict[str, bytes], str]:
     # Without the products and convolutions whose bits do not depend on the number of threads:
     # what runs an exported policy has its own.
     pool = local_pool(config.num_shards)
-    algo = algos.get(config.algo.name).make(config.replace(reduction="fast"), spec, pool)
+    algo = algos.make(config.replace(reduction="fast"), spec, pool)
     actor = jax.tree.map(lambda x: np.asarray(x)[agent.index], agent.actor)
     with jax.default_matmul_precision(config.matmul_precision):
         made = {"policy.stablehlo": program.stablehlo(algo, actor, spec)}

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxrl_scale import commands
+from jaxrl_scale import algos, commands
 from jaxrl_scale.errors import INPUT_OUTPUT_ERROR, RunError, how_many, one_line
 from jaxrl_scale.figures.pages import actions, render
 from jaxrl_scale.figures.report_plots import (
@@ -117,7 +117,9 @@ def page(
     runs reach together, ``note`` a sentence below the results."""
     one = shown[0].run if len(shown) == 1 else None
     title = shown[0].label if one else f"{len(shown)} runs compared"
-    subtitle = f"{one.config.algo.name.upper()} on {one.config.env} · {one.status}" if one else ""
+    subtitle = ""
+    if one:
+        subtitle = f"{algos.title(one.config.algo.name)} on {one.config.env} · {one.status}"
     return render(
         "report.html",
         title=title,
@@ -172,7 +174,7 @@ def _results(run: PastRun) -> dict[str, Cell]:
     memory = result.get("peak_memory_mb")
     return {
         "Environment": Cell(config.env),
-        "Algorithm": Cell(config.algo.name.upper()),
+        "Algorithm": Cell(algos.title(config.algo.name)),
         "Seeds": Cell(str(len(seeds)), several + agents),
         "Env steps": Cell(f"{result['env_steps']:,}"),
         "Evaluation return": _evaluation(run),

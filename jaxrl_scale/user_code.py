@@ -1,8 +1,9 @@
 """Code that the user brings: a class found by its name, and its errors told in one line.
 
-``--env`` and ``--network`` take ``my_package.my_module:MyClass``. The name may also come from the
-``config.json`` of somebody else's run, so what is named must be a class of the right kind before
-it is called: ``os:system`` is refused, not run. Only the import of the module itself runs code.
+``--env``, ``--network`` and ``--algo`` take ``my_package.my_module:MyClass``. The name may also
+come from the ``config.json`` of somebody else's run, so what is named must be a class of the right
+kind before it is called: ``os:system`` is refused, not run. Only the import of the module itself
+runs code.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def load_by_name(kind: str, name: str, fits: Callable[[Any], bool], wanted: str)
     """Import what ``module:Name`` names. It is looked at, and not called.
 
     Args:
-      kind: what the name stands for, ``"environment"`` or ``"network"``; errors begin with it.
+      kind: what the name stands for, such as ``"environment"``; errors begin with it.
       fits: whether an object is of that kind.
       wanted: what the object should be, in words that complete "it should be …".
 

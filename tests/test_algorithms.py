@@ -18,6 +18,7 @@ from test_docs import EXPLAINED
 
 from jaxrl_scale import algos
 from jaxrl_scale.config import Config
+from jaxrl_scale.errors import RunError
 from jaxrl_scale.learning import networks, normalize, returns
 from jaxrl_scale.loop import state as run_state
 from jaxrl_scale.options import option, register
@@ -394,7 +395,7 @@ def test_a_metric_that_is_no_scalar_of_float32_or_int32_is_an_error(wrong):
     for k, row in enumerate(rows):
         for name, x in (metrics | {"steps": counts["steps"].sum(2, dtype=np.int32)}).items():
             np.testing.assert_array_equal(row[name], x[:, k], strict=True)
-    with pytest.raises(TypeError, match=r"metric 'wrong' .* should be a scalar of dtype float32"):
+    with pytest.raises(RunError, match=r"metric 'wrong' .* should be a scalar of dtype float32"):
         run_state.pack({"good": np.float32(0), "wrong": wrong})
 
 
@@ -435,7 +436,7 @@ def typed(hint):
 def test_what_an_own_algorithm_lacks_is_said(said, changed):
     for hint in (float, bool | None, Literal["a", "b"] | None, tuple[int, ...]):
         algos.check_module("mine", module_of(**typed(hint)))
-    with pytest.raises(TypeError, match=re.escape(f"algorithm 'mine': {said}")):
+    with pytest.raises(RunError, match=re.escape(f"algorithm 'mine': {said}")):
         algos.check_module("mine", module_of(**changed))
 
 

@@ -24,7 +24,7 @@ from jaxrl_scale.learning import networks
 
 REPOSITORY = Path(__file__).parents[1]
 DEFAULTS = Config()
-ALGORITHMS = f"(there are: {', '.join(algos.names())})"
+ALGORITHMS = f"(there are: {', '.join(algos.names())}, and your own as my_package.my_module:Config)"
 FLAT = files.flatten(DEFAULTS)
 HINTS = get_type_hints(Config) | {f"algo.{k}": v for k, v in get_type_hints(ppo.Config).items()}
 FIELDS = [name for name in FLAT if name not in ("algo", *files.DICTS)]

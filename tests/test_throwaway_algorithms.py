@@ -12,6 +12,7 @@ import probes
 import pytest
 from running import differing, run, runner_of, small
 
+from jaxrl_scale.errors import RunError
 from jaxrl_scale.types import Algorithm
 
 
@@ -219,7 +220,7 @@ def changed(**functions):
 def test_actions_that_are_not_those_of_the_environment_are_an_error(change, found, monkeypatch):
     algo = changed(act=lambda action, *rest: (change(action), *rest))
     error = rf"action of the algorithm is .*{found}; it should be one of shape \(8,\) and .*int32"
-    with pytest.raises(TypeError, match=error):
+    with pytest.raises(RunError, match=error):
         runner_of(small(devices=1), probes.Both(), algo, monkeypatch)
 
 
@@ -252,13 +253,13 @@ def test_actions_that_are_not_those_of_the_environment_are_an_error(change, foun
 def test_what_a_function_of_an_algorithm_should_not_return_is_an_error(
     function, change, told, monkeypatch
 ):
-    with pytest.raises(TypeError, match=f"^{function} of the algorithm .*{re.escape(told)}"):
+    with pytest.raises(RunError, match=f"^{function} of the algorithm .*{re.escape(told)}"):
         runner_of(small(devices=1), probes.Both(), changed(**{function: change}), monkeypatch)
 
 
 def test_a_key_in_the_state_of_an_algorithm_is_an_error(monkeypatch):
     algo = changed(init_local=lambda *local: Replay(jax.random.key(0), *local[1:]))
-    with pytest.raises(TypeError, match=r"^local/algo/obs is a key; keep its words"):
+    with pytest.raises(RunError, match=r"^local/algo/obs is a key; keep its words"):
         runner_of(small(devices=1), probes.Both(), algo, monkeypatch)
 
 
@@ -269,5 +270,5 @@ def test_a_metric_with_the_name_of_a_number_of_the_run_is_an_error(name, monkeyp
     algo = changed(
         update=lambda shared, local, metrics: (shared, local, {name: metrics["grad"]}),
     )
-    with pytest.raises(TypeError, match=f"metric '{name}' of the algorithm has the name of a numb"):
+    with pytest.raises(RunError, match=f"metric '{name}' of the algorithm has the name of a numb"):
         runner_of(small(devices=1), probes.Both(), algo, monkeypatch)

@@ -1,5 +1,6 @@
-"""Algorithms by name. Each module has a dataclass ``Config`` and ``make(config, spec, pool)``;
-`check_module` says what it should be like."""
+"""Algorithms by name: those of the package, and one of your own as ``my_package.my_module:Config``.
+Each module has a dataclass ``Config`` and ``make(config, spec, pool)``; `check_module` says what it
+should be like."""
 
 from __future__ import annotations
 
@@ -8,56 +9,110 @@ import functools
 import importlib
 import inspect
 import typing
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import jax
 
 from jaxrl_scale.errors import RunError, nearest
-from jaxrl_scale.options import can_be_option
+from jaxrl_scale.options import Sizes, can_be_option
+from jaxrl_scale.types import Algorithm, EnvSpec, Pool
+from jaxrl_scale.user_code import errors_in_one_line, load_by_name
 
 _NAMES = ("ppo", "a2c", "impala", "pqn", "dqn", "apex", "sac")
 
 
 def names() -> tuple[str, ...]:
-    """The names that `get` knows."""
+    """The names of those of the package."""
     return _NAMES
 
 
+def title(name: str) -> str:
+    """What people call an algorithm: ``PPO``, or the module's own name of one of your own."""
+    module, _, own = name.partition(":")
+    return module.rpartition(".")[2] if own else name.upper()
+
+
 def with_option(option: str) -> list[str]:
-    """The names of the algorithms that have an option."""
+    """The names of the algorithms of the package that have an option."""
     return [n for n in _NAMES if option in {f.name for f in dataclasses.fields(get(n).Config)}]
 
 
 def get(name: str) -> ModuleType:
-    """The algorithm's module; `RunError` for a name that is none."""
-    if name not in _NAMES:
+    """The algorithm's module; `RunError` for a name that is none, and where a module of your own
+    is none."""
+    if name not in _NAMES and ":" not in name:
         raise RunError(
-            f"algorithm {name!r} does not exist (there are: {', '.join(_NAMES)})"
-            f"{nearest(name, _NAMES)}"
+            f"algorithm {name!r} does not exist (there are: {', '.join(_NAMES)}, and your own as "
+            f"my_package.my_module:Config){nearest(name, _NAMES)}"
         )
     return _load(name)
 
 
+def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
+    """The algorithm of a config. What fails in one of your own is a `RunError` that names the line
+    of your code."""
+    name = config.algo.name
+    module = get(name)
+    if ":" not in name:
+        made: Algorithm = module.make(config, spec, pool)
+        return made
+    what = f"algorithm {name!r}"
+    with errors_in_one_line(what):
+        made = module.make(config, spec, pool)
+        if not isinstance(made, Algorithm):
+            raise TypeError(
+                f"make returned a {type(made).__name__}, no jaxrl_scale.types.Algorithm"
+            )
+    return Algorithm(*(_in_one_line(f"{what}: {k}", f) for k, f in made._asdict().items()))
+
+
+def _in_one_line(what: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def called(*arguments: Any, **named: Any) -> Any:
+        with errors_in_one_line(what):
+            return function(*arguments, **named)
+
+    return called
+
+
 @functools.cache
 def _load(name: str) -> ModuleType:
-    module = importlib.import_module(f"jaxrl_scale.algos.{name}")
-    check_module(name, module)
+    if ":" not in name:
+        module = importlib.import_module(f"jaxrl_scale.algos.{name}")
+        check_module(name, module)
+        return module
+    if not name.endswith(":Config"):
+        raise RunError(
+            f"algorithm {name!r}: its options should be a class Config beside make(config, spec, "
+            f"pool); write it as {name.partition(':')[0]}:Config"
+        )
+    wanted = "a frozen dataclass, the options of an algorithm"
+    config = load_by_name("algorithm", name, _is_frozen, wanted)
+    module = importlib.import_module(name.removesuffix(":Config"))
+    with errors_in_one_line(f"algorithm {name!r}"):
+        check_module(name, module)
+        config()
     return module
 
 
+def _is_frozen(config: Any) -> bool:
+    """Whether it is the class of a frozen dataclass."""
+    is_class = isinstance(config, type) and dataclasses.is_dataclass(config)
+    return is_class and config.__dataclass_params__.frozen
+
+
 def check_module(name: str, module: Any) -> None:
-    """Raise a TypeError where an algorithm's module lacks what a run needs of it, since most of
+    """Raise a `RunError` where an algorithm's module lacks what a run needs of it, since most of
     that would show late: where a run is resumed, or asked for its options."""
 
     def need(holds: object, what: str) -> None:
         if not holds:
-            raise TypeError(f"algorithm {name!r}: {what}")
+            raise RunError(f"algorithm {name!r}: {what}")
 
     need(callable(getattr(module, "make", None)), "there should be a make(config, spec, pool)")
     config = getattr(module, "Config", None)
-    frozen = dataclasses.is_dataclass(config) and config.__dataclass_params__.frozen  # type: ignore
-    need(frozen, "Config should be a frozen dataclass")
+    need(_is_frozen(config), "Config should be a frozen dataclass")
     need(getattr(config, "name", None) == name, f"Config.name should be {name!r}")
     for attribute in ("depends_on_budget", "check"):
         need(hasattr(config, attribute), f"Config should have {attribute}")

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
 
-from jaxrl_scale.algos import common, q_learning
+from jaxrl_scale.algos import common, lagging, q_learning
 from jaxrl_scale.algos.q_learning import Shared
 from jaxrl_scale.learning import networks, normalize, optim, prioritized, replay
 from jaxrl_scale.learning.networks import Weights
@@ -72,7 +72,7 @@ class Config:
 
 
 class Actor(NamedTuple):
-    """Training acts with the oldest weights; what is evaluated and kept are the newest."""
+    """As `lagging.Actor`, with the options that say how much is explored."""
 
     options: Config
     behaviour: Weights
@@ -105,8 +105,7 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         )
 
     def actor(shared: Shared, time: Time) -> Actor:
-        newest = Weights(shared.params, shared.observation)
-        return Actor(shared.options, (newest, *shared.older)[-1], newest)
+        return Actor(shared.options, *lagging.actor(shared))
 
     def act(
         actor: Actor,
@@ -117,7 +116,7 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         key: Key,
         greedy: bool = False,
     ) -> tuple[Array, PyTree, tuple[Array, Array]]:
-        params, observation = actor.newest if local is None else actor.behaviour
+        params, observation = lagging.weights(actor, local)
         q = network.apply(params, normalize.apply(observation, obs))
         # An agent that is evaluated explores as the last environment, which explores least.
         index = jnp.int32(config.num_envs - 1) if local is None else local.environment

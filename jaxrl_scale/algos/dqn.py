@@ -12,13 +12,12 @@ from functools import partial
 from typing import ClassVar
 
 import jax
-from jax.flatten_util import ravel_pytree
 
 from jaxrl_scale.algos import common, q_learning
 from jaxrl_scale.algos.q_learning import Shared
 from jaxrl_scale.learning import networks, optim, replay
 from jaxrl_scale.options import Sizes, option, register
-from jaxrl_scale.types import Algorithm, Array, EnvSpec, Key, Metrics, Pool, Rollout, Time
+from jaxrl_scale.types import Algorithm, Array, EnvSpec, Key, Metrics, Pool, PyTree, Rollout, Time
 
 
 @register
@@ -59,51 +58,32 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
     """DQN for one environment, on whatever shards ``pool`` stands for."""
     network = networks.make_q(config, spec, dueling=config.algo.dueling)
     num_rows = config.algo.replay_size // pool.num_shards
-    rows = config.steps_per_iteration // pool.num_shards  # of an iteration, in a shard's ring
 
     def update(
         shared: Shared, ring: replay.Ring, rollout: Rollout, key: Key, time: Time
     ) -> tuple[Shared, replay.Ring, Metrics]:
         options = shared.options
-        stored = replay.window(time.iteration, rows, num_rows)
-        ring = replay.insert(ring, rollout, stored.start)
-        batch_of = q_learning.batches(pool, options, config, ring, stored, key)
-        optimizer = optim.make(options, time.progress)
-        params, unravel = ravel_pytree(shared.params)  # one vector [N]
-        target_params, _ = ravel_pytree(shared.target_params)
 
-        def gradient_step(step: Array, moving: tuple) -> tuple[tuple, Metrics]:
-            params, target_params, state = moving
-
-            def shard_loss(
-                params: Array, index: Array, batch: replay.Transition
-            ) -> tuple[Array, Metrics]:
-                both = unravel(params), unravel(target_params)
-                total, (_, sums) = q_learning.loss(
-                    network, options, shared.observation, *both, batch
-                )
-                if options.shard_losses:
-                    sums["loss_shard"] = total * jax.nn.one_hot(index, pool.num_shards)
-                return total, sums
-
-            gradient, means = optim.mean_gradient(
-                pool, shard_loss, params, pool.shard_index(), batch_of(step)
+        def loss(
+            params: PyTree,
+            target_params: PyTree,
+            batch: replay.Transition,
+            index: Array,
+            step: Array,
+        ) -> tuple[Array, Metrics]:
+            total, (_, sums) = q_learning.loss(
+                network, options, shared.observation, params, target_params, batch
             )
-            params, state = optimizer.step(gradient, params, state)
-            target_params = q_learning.follow(shared, step, target_params, params)
-            return (params, target_params, state), means
+            if options.shard_losses:
+                sums["loss_shard"] = total * jax.nn.one_hot(index, pool.num_shards)
+            return total, sums
 
-        updates = q_learning.updates_due(options, config, time, stored)
-        moved, metrics = optim.average_over(
-            updates, gradient_step, (params, target_params, shared.optimizer)
-        )
+        new, ring, metrics = q_learning.learn(pool, config, shared, ring, rollout, key, time, loss)
         if options.shard_losses:
             of_shards = metrics.pop("loss_shard") * pool.num_shards
             metrics |= {f"loss_shard_{k}": x for k, x in enumerate(of_shards)}
-        metrics["learning_rate"] = optimizer.learning_rate
         metrics["epsilon"] = q_learning.actor(shared, time).epsilon
-        metrics["replay"] = stored.stored / num_rows
-        return q_learning.advance(pool, shared, moved, updates, rollout), ring, metrics
+        return new, ring, metrics
 
     return Algorithm(
         init_shared=partial(q_learning.init, network, spec),

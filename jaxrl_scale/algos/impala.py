@@ -11,16 +11,15 @@ iteration before it have moved. Minibatches hold whole trajectories.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from jaxrl_scale.algos import common, on_policy
+from jaxrl_scale.algos import common, lagging, on_policy
 from jaxrl_scale.algos.on_policy import Shared
 from jaxrl_scale.learning import networks, normalize, optim, permute, returns
-from jaxrl_scale.learning.networks import Weights
 from jaxrl_scale.options import Sizes, check_trajectories, option, register
 from jaxrl_scale.types import Algorithm, Array, EnvSpec, Key, Metrics, Pool, PyTree, Rollout, Time
 
@@ -60,13 +59,6 @@ class Config:
 
     def check(self, config: Sizes) -> None:
         check_trajectories(config, self.minibatch_size)
-
-
-class Actor(NamedTuple):
-    """Training acts with the oldest weights; what is evaluated and kept are the newest."""
-
-    behaviour: Weights
-    newest: Weights
 
 
 def loss(
@@ -122,12 +114,8 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
     """IMPALA for one environment, on whatever shards ``pool`` stands for."""
     network = networks.make(config, spec)
 
-    def actor(shared: Shared, time: Time) -> Actor:
-        newest = Weights(shared.params, shared.observation)
-        return Actor((newest, *shared.older)[-1], newest)
-
     def act(
-        actor: Actor,
+        actor: lagging.Actor,
         local: Array | None,
         carry: PyTree,
         obs: Array,
@@ -135,7 +123,7 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         key: Key,
         greedy: bool = False,
     ) -> tuple[Array, PyTree, Array]:
-        params, observation = actor.newest if local is None else actor.behaviour
+        params, observation = lagging.weights(actor, local)
         policy, _ = network.apply(params, normalize.apply(observation, obs))
         action = network.policy.choose(key, policy, greedy)
         return action, carry, network.policy.log_prob(policy, action)
@@ -170,7 +158,7 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         observation = normalize.update(
             pool.after(params), shared.observation, rollout.obs[:, :-1], rollout.valid
         )
-        older = (Weights(shared.params, shared.observation), *shared.older)[: options.lag]
+        older = lagging.older(shared)
         shared = Shared(options, unravel(params), state, observation, discounted, older)
         return shared, local, metrics
 
@@ -180,7 +168,7 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         ),
         init_local=on_policy.discounted_returns(config),
         init_carry=lambda num_envs: (),
-        actor=actor,
+        actor=lambda shared, time: lagging.actor(shared),
         act=act,
         update=update,
     )

@@ -1,5 +1,5 @@
-"""What the Q-learning algorithms share: how they explore, the loss of DQN and Ape-X, and their
-target network, which SAC has, too."""
+"""What the Q-learning algorithms share: how they explore, the loss of DQN and Ape-X, their target
+network, which SAC has, too, and the iteration of DQN and SAC."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from jaxrl_scale.algos import common
+from jaxrl_scale.algos import common, lagging
 from jaxrl_scale.learning import networks, normalize, optim, replay
 from jaxrl_scale.learning.networks import Weights
 from jaxrl_scale.options import Sizes
@@ -226,7 +226,6 @@ def advance(
       rollout: ``[S, ...]``, whose observations the statistics have not seen yet.
     """
     params, target_params, optimizer = moved
-    weights, lag = Weights(shared.params, shared.observation), len(shared.older)
     _, unravel = ravel_pytree(shared.params)
     return Shared(
         options=shared.options,
@@ -237,5 +236,53 @@ def advance(
         observation=normalize.update(
             pool.after(params), shared.observation, rollout.obs[:, :-1], rollout.valid
         ),
-        older=(weights, *shared.older)[:lag],
+        older=lagging.older(shared),
     )
+
+
+def learn(
+    pool: Pool,
+    config: Sizes,
+    shared: Shared,
+    ring: replay.Ring,
+    rollout: Rollout,
+    key: Key,
+    time: Time,
+    loss: Callable[..., tuple[Array, Metrics]],
+) -> tuple[Shared, replay.Ring, Metrics]:
+    """The iteration of DQN and SAC: the rollout ``[S, ...]`` goes into the rings ``[S, ...]``, and
+    gradient steps on batches from them follow.
+
+    Args:
+      loss: ``(params, target_params, batch, index, step) -> sum, sums by name`` of the transitions
+        ``[M]`` that shard ``index`` has drawn for gradient step ``step``.
+    """
+    options, num_rows = shared.options, ring.valid.shape[1]
+    stored = replay.window(time.iteration, config.steps_per_iteration // pool.num_shards, num_rows)
+    ring = replay.insert(ring, rollout, stored.start)
+    batch_of = batches(pool, options, config, ring, stored, key)
+    optimizer = optim.make(options, time.progress)
+    params, unravel = ravel_pytree(shared.params)  # one vector [N]
+    target_params, _ = ravel_pytree(shared.target_params)
+
+    def gradient_step(step: Array, moving: tuple) -> tuple[tuple, Metrics]:
+        params, target_params, state = moving
+
+        def shard_loss(
+            params: Array, index: Array, batch: replay.Transition
+        ) -> tuple[Array, Metrics]:
+            return loss(unravel(params), unravel(target_params), batch, index, step)
+
+        gradient, means = optim.mean_gradient(
+            pool, shard_loss, params, pool.shard_index(), batch_of(step)
+        )
+        params, state = optimizer.step(gradient, params, state)
+        target_params = follow(shared, step, target_params, params)
+        return (params, target_params, state), means
+
+    updates = updates_due(options, config, time, stored)
+    moved, metrics = optim.average_over(
+        updates, gradient_step, (params, target_params, shared.optimizer)
+    )
+    metrics |= {"learning_rate": optimizer.learning_rate, "replay": stored.stored / num_rows}
+    return advance(pool, shared, moved, updates, rollout), ring, metrics

@@ -12,7 +12,6 @@ from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
 
 from jaxrl_scale.algos import common, q_learning
 from jaxrl_scale.algos.q_learning import Shared
@@ -117,7 +116,6 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
     """SAC for one environment, on whatever shards ``pool`` stands for."""
     network = networks.make_actor_critics(config, spec)
     num_rows = config.algo.replay_size // pool.num_shards
-    rows = config.steps_per_iteration // pool.num_shards  # of an iteration, in a shard's ring
 
     def init_shared(key: Key, options: Config, weights: networks.Weights | None = None) -> Shared:
         def init(key: Key) -> PyTree:
@@ -153,41 +151,22 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
     def update(
         shared: Shared, ring: replay.Ring, rollout: Rollout, key: Key, time: Time
     ) -> tuple[Shared, replay.Ring, Metrics]:
-        options = shared.options
-        stored = replay.window(time.iteration, rows, num_rows)
-        ring = replay.insert(ring, rollout, stored.start)
         key_rows, key_noise = jax.random.split(key)
-        batch_of = q_learning.batches(pool, options, config, ring, stored, key_rows)
-        optimizer = optim.make(options, time.progress)
-        params, unravel = ravel_pytree(shared.params)  # one vector [N]
-        target_params, _ = ravel_pytree(shared.target_params)
 
-        def gradient_step(step: Array, moving: tuple) -> tuple[tuple, Metrics]:
-            params, target_params, state = moving
+        def sampled_loss(
+            params: PyTree,
+            target_params: PyTree,
+            batch: replay.Transition,
+            index: Array,
+            step: Array,
+        ) -> tuple[Array, Metrics]:
+            key = jax.random.fold_in(jax.random.fold_in(key_noise, index), step)
+            noise = jax.random.normal(key, (2, len(batch.valid), network.size))
+            batch = batch._replace(action=network.from_box(batch.action))
+            both = params, target_params["values"]
+            return loss(network, shared.options, shared.observation, *both, batch, noise)
 
-            def shard_loss(
-                params: Array, index: Array, batch: replay.Transition
-            ) -> tuple[Array, Metrics]:
-                key = jax.random.fold_in(jax.random.fold_in(key_noise, index), step)
-                noise = jax.random.normal(key, (2, len(batch.valid), network.size))
-                both = unravel(params), unravel(target_params)["values"]
-                batch = batch._replace(action=network.from_box(batch.action))
-                return loss(network, options, shared.observation, *both, batch, noise)
-
-            gradient, means = optim.mean_gradient(
-                pool, shard_loss, params, pool.shard_index(), batch_of(step)
-            )
-            params, state = optimizer.step(gradient, params, state)
-            target_params = q_learning.follow(shared, step, target_params, params)
-            return (params, target_params, state), means
-
-        updates = q_learning.updates_due(options, config, time, stored)
-        moved, metrics = optim.average_over(
-            updates, gradient_step, (params, target_params, shared.optimizer)
-        )
-        metrics["learning_rate"] = optimizer.learning_rate
-        metrics["replay"] = stored.stored / num_rows
-        return q_learning.advance(pool, shared, moved, updates, rollout), ring, metrics
+        return q_learning.learn(pool, config, shared, ring, rollout, key_rows, time, sampled_loss)
 
     return Algorithm(
         init_shared=init_shared,

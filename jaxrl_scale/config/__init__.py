@@ -351,3 +351,11 @@ def check_algo(algo: Any) -> None:
             f"algo={one_line(given)[:100]} should be an instance of an algorithm's Config, "
             f"such as jaxrl_scale.algos.{algos.names()[0]}.Config()"
         )
+    # A copy of an algorithm with the name of the original would be the original.
+    classes = algos.get(algo.name).Config, type(algo)
+    named, given = (f"{c.__module__}.{c.__qualname__}" for c in classes)
+    if named != given:
+        raise RunError(
+            f"algo is of the class {given}, but its name, {algo.name!r}, is that of {named}; "
+            f"an algorithm of your own has name={type(algo).__module__ + ':Config'!r}"
+        )

@@ -262,8 +262,9 @@ def _parser(config: Config) -> Parser:
     parser.add_argument(
         "--algo",
         metavar="NAME",
-        help=f"algorithm: {', '.join(algos.names())}; if it differs from the config file's, its "
-        f"options have their own defaults [{config.algo.name}]",
+        help=f"algorithm: {', '.join(algos.names())}, or one of your own as my_module:Config; if "
+        "it differs from the config file's, its options have their own defaults "
+        f"[{config.algo.name}]",
     )
     parser.add_argument(
         DRY_RUN,

@@ -124,12 +124,14 @@ def to_python(config: Config, text: str) -> str:
       text: the file's docstring.
     """
     algo, quoted = config.algo, text.replace("\\", "\\\\").replace('"', '\\"')
-    own = _changed_arguments(algo, type(algo)(), 12)
+    module, _, own = algo.name.partition(":")
+    imported = f"import {module}\n" if own else f"from jaxrl_scale.algos import {module}"
+    options = _changed_arguments(algo, type(algo)(), 12)
     others = _changed_arguments(config.replace(algo=None), Config(algo=None), 8)  # type: ignore[arg-type]
     return (
-        f'"""{quoted}\n"""\n\nfrom jaxrl_scale.algos import {algo.name}\n'
-        "from jaxrl_scale.config import Config\n\n\ndef get_config() -> Config:\n"
-        f"    return Config(\n{others}        algo={algo.name}.Config(\n{own}        ),\n    )\n"
+        f'"""{quoted}\n"""\n\n{imported}\nfrom jaxrl_scale.config import Config\n\n\n'
+        "def get_config() -> Config:\n"
+        f"    return Config(\n{others}        algo={module}.Config(\n{options}        ),\n    )\n"
     )
 
 

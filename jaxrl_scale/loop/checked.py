@@ -1,5 +1,5 @@
 """Whether an algorithm returns what `jaxrl_scale.types.Algorithm` says. Where it does not, a
-`TypeError` says so while its functions are traced, before anything is compiled."""
+`RunError` says so while its functions are traced, before anything is compiled."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxrl_scale.errors import RunError
 from jaxrl_scale.records.pieces import named_leaves
 from jaxrl_scale.types import Algorithm, Array, Box, Discrete, PyTree
 from jaxrl_scale.user_code import show_arrays
 
 
 def algorithm(algo: Algorithm, space: Discrete | Box) -> Algorithm:
-    """The algorithm, whose ``act`` and ``update`` raise a TypeError where they return something
+    """The algorithm, whose ``act`` and ``update`` raise a `RunError` where they return something
     else than `Algorithm` says: actions that are not those of the space, which most environments
     would take (true and 1.0 are equal to 1), or a memory or a state of another kind than the one
     that they were given, of which JAX would tell in terms of the loop around them."""
@@ -24,7 +25,7 @@ def algorithm(algo: Algorithm, space: Discrete | Box) -> Algorithm:
         action, carry_after, extras = _three("act", returned, "(action, carry, extras)")
         shape = (len(obs), *space.shape)
         if not hasattr(action, "dtype") or (action.shape, action.dtype) != (shape, space.dtype):
-            raise TypeError(
+            raise RunError(
                 f"the action of the algorithm is {described(action)}; "
                 f"it should be one of shape {shape} and dtype {space.dtype}"
             )
@@ -37,7 +38,7 @@ def algorithm(algo: Algorithm, space: Discrete | Box) -> Algorithm:
         _check_alike("update", "shared", shared, shared_after)
         _check_alike("update", "local", local, local_after)
         if not isinstance(metrics, dict):
-            raise TypeError(
+            raise RunError(
                 f"update of the algorithm returned metrics {described(metrics)}, no dict"
             )
         return shared_after, local_after, metrics
@@ -46,15 +47,15 @@ def algorithm(algo: Algorithm, space: Discrete | Box) -> Algorithm:
 
 
 def beginning(begun: PyTree) -> None:
-    """Raise a TypeError unless an agent's state before its first iteration has what the loop asks
+    """Raise a `RunError` unless an agent's state before its first iteration has what the loop asks
     of it, and can be saved."""
     for field in ("params", "observation"):
         if not hasattr(begun.shared.algo, field):
             kind = type(begun.shared.algo).__name__
-            raise TypeError(f"init_shared of the algorithm returned a {kind} without {field}")
+            raise RunError(f"init_shared of the algorithm returned a {kind} without {field}")
     for name, x in named_leaves(begun).items():
         if isinstance(x, Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-            raise TypeError(
+            raise RunError(
                 f"{name} is a key; keep its words, jax.random.key_data(key), and make a key of "
                 "them by jax.random.wrap_key_data"
             )
@@ -70,7 +71,7 @@ def described(x: Any) -> str:
 def _three(function: str, returned: Any, wanted: str) -> tuple[Any, Any, Any]:
     if not isinstance(returned, tuple) or len(returned) != 3:
         size = f" of {len(returned)}" if isinstance(returned, tuple) else ""
-        raise TypeError(
+        raise RunError(
             f"{function} of the algorithm returned a {type(returned).__name__}{size}; "
             f"it should return {wanted}"
         )
@@ -78,7 +79,7 @@ def _three(function: str, returned: Any, wanted: str) -> tuple[Any, Any, Any]:
 
 
 def _check_alike(function: str, name: str, given: PyTree, returned: PyTree) -> None:
-    """Raise a TypeError unless both have one structure, the same shapes and the same dtypes."""
+    """Raise a `RunError` unless both have one structure, the same shapes and the same dtypes."""
     before, after = jax.eval_shape(lambda: ({name: given}, {name: returned}))
     structures: list[Any] = [jax.tree.structure(x) for x in (before, after)]
     if structures[0] == structures[1]:
@@ -86,7 +87,7 @@ def _check_alike(function: str, name: str, given: PyTree, returned: PyTree) -> N
     for part in before:
         was, became = show_arrays(before[part]), show_arrays(after[part])
         if was != became:
-            raise TypeError(
+            raise RunError(
                 f"{function} of the algorithm was given {part} {was} and returned {became}; "
                 "they should be alike"
             )

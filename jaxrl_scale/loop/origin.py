@@ -139,7 +139,7 @@ def _read(
 def weights(config: Config, spec: EnvSpec) -> Weights:
     """Shapes and dtypes of what an agent of this config begins with. Raises a `RunError` where the
     algorithm or the network does not fit the environment. No device is used."""
-    algo = algos.get(config.algo.name).make(config, spec, local_pool(config.num_shards))
+    algo = algos.make(config, spec, local_pool(config.num_shards))
 
     def begin() -> Any:
         return algo.init_shared(jax.random.key(0), traced(config.algo))

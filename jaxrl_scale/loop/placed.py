@@ -43,7 +43,7 @@ class PlacedAgents(ABC):
         self.config, self.placement = config, placement
         self.agents = state.agents(config) if agents is None else agents
         self.pool = placement.pool()
-        algo: Algorithm = algos.get(config.algo.name).make(config, env.spec, self.pool)
+        algo: Algorithm = algos.make(config, env.spec, self.pool)
         self.algo = checked.algorithm(algo, env.spec.action)
         self._beginning = Beginning(placement, self._init_agent, self.agents)
         self._evaluators = make_evaluators(config, env, self.algo, placement)

@@ -14,6 +14,7 @@ import optax
 from jax.flatten_util import ravel_pytree
 
 from jaxrl_scale.config import Config
+from jaxrl_scale.errors import RunError
 from jaxrl_scale.loop import checked
 from jaxrl_scale.loop.keys import INIT, UPDATE, agent_key, agent_seeds
 from jaxrl_scale.records.rows import OF_THE_RUN
@@ -68,12 +69,12 @@ class Packed:
 
 
 def pack(metrics: Metrics) -> Packed:
-    """Metrics of one agent. Raises a TypeError for one that is no scalar of dtype float32 or
+    """Metrics of one agent. Raises a `RunError` for one that is no scalar of dtype float32 or
     int32."""
     groups: dict[Any, list[str]] = {jnp.dtype(jnp.float32): [], jnp.dtype(jnp.int32): []}
     for name, x in sorted(metrics.items()):
         if not hasattr(x, "dtype") or x.ndim or x.dtype not in groups:
-            raise TypeError(
+            raise RunError(
                 f"metric {name!r} of the algorithm is {checked.described(x)}; "
                 "it should be a scalar of dtype float32 or int32"
             )
@@ -183,7 +184,7 @@ def learn(
     )
     of_the_run = OF_THE_RUN | set(counts)
     if taken := [x for x in sorted(metrics) if x in of_the_run or x.startswith(tuple(OWN_NUMBERS))]:
-        raise TypeError(
+        raise RunError(
             f"metric {taken[0]!r} of the algorithm has the name of a number of the run's own; "
             "give it another"
         )

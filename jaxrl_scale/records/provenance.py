@@ -79,9 +79,10 @@ def _processor() -> str | None:
 
 
 def own_code(config: Config) -> bool:
-    """Whether a run's environment or network may be written by the user."""
+    """Whether a run's environment, network or algorithm may be written by the user."""
     of_others = config.env.startswith(("gymnax:", "envpool:"))
-    return ":" in config.network or (":" in config.env and not of_others)
+    names = config.network, config.algo.name, "" if of_others else config.env
+    return any(":" in name for name in names)
 
 
 _digests: weakref.WeakKeyDictionary[types.ModuleType, str] = weakref.WeakKeyDictionary()

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from jaxrl_scale import algos
 from jaxrl_scale.config import Config
 from jaxrl_scale.config.command_line import written
 from jaxrl_scale.config.files import flatten
@@ -43,7 +44,7 @@ def page(
     return render(
         "sweep.html",
         title=f"A search of {how_many(len(settings), 'setting')}",
-        subtitle=f"{base.algo.name.upper()} on {base.env}; each setting has "
+        subtitle=f"{algos.title(base.algo.name)} on {base.env}; each setting has "
         f"{how_many(seeds, 'seed')}",
         lines=lines,
         marginals=marginals,
