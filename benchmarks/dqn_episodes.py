@@ -99,7 +99,7 @@ def measure(config: Config) -> dict[str, Any]:
                     actors[i],
                 )
     play = Evaluator(env, runner.algo, placement, 100, greedy=True)
-    survived = np.stack([play(actor, runner.seeds).mean(1) for actor in actors])
+    survived = np.stack([play(actor, runner.seeds).returns.mean(1) for actor in actors])
     return {
         "compile": compiled - started,
         "seconds": seconds.tolist(),

@@ -344,7 +344,7 @@ def transfer_command(args: argparse.Namespace) -> int:
         agent = load(name)
         indices = args.agents or list(range(agent.config.num_seeds))
         episodes = math.ceil(args.episodes / len(indices))
-        here = agent.evaluate(episodes)[indices].reshape(-1)
+        here = agent.evaluate(episodes).returns[indices].reshape(-1)
         there = fly_there(name, episodes, indices).returns
         print(f"{len(indices)} agent(s), iteration {agent.iteration}, {episodes:,} episodes each")
     both = math.hypot(error_of(here), error_of(there))

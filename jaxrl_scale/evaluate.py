@@ -10,6 +10,10 @@ In Python::
 The mean return comes with its standard error. Several agents are independent of each other, but
 the episodes of one agent are not: they share its policy. So the error is that of the mean over
 the agents, and only where a single agent is evaluated that of the mean over its episodes.
+
+Beside it stand the mean length of the episodes in steps and, of environments written in JAX, the
+means of the environment's own numbers: ``env/<name>`` over all steps and ``env_end/<name>`` over
+the episodes' last steps, as in the rows of a run.
 """
 
 from __future__ import annotations
@@ -20,6 +24,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+import numpy as np
+
 from jaxrl_scale import commands
 from jaxrl_scale.config import command_line, files
 from jaxrl_scale.errors import RunError, how_many
@@ -28,7 +35,7 @@ from jaxrl_scale.loop.agent import load
 from jaxrl_scale.loop.prepare import jax_settings_restored
 from jaxrl_scale.options import INT32_MAX
 from jaxrl_scale.parallel import backend
-from jaxrl_scale.records.statistics import standard_error, summarize
+from jaxrl_scale.records.statistics import evaluation, standard_error
 from jaxrl_scale.records.terminal import number
 
 
@@ -50,8 +57,9 @@ def _parser() -> commands.Parser:
     parser = commands.Parser(
         prog="python -m jaxrl_scale.evaluate",
         usage="python -m jaxrl_scale.evaluate RUN_DIR [--OPTION=VALUE ...]",
-        description="Play whole episodes with the trained agents of a run. A run that is still\n"
-        "training can be evaluated too: its newest checkpoint plays.",
+        description="Play whole episodes with the trained agents of a run, and tell their mean\n"
+        "return and length, and the means of the environment's own numbers, where it has any. A\n"
+        "run that is still training can be evaluated too: its newest checkpoint plays.",
     )
     parser.add_argument(
         "run_dir", metavar="RUN_DIR", type=commands.path, help="directory of the run"
@@ -127,11 +135,12 @@ def evaluate(args: argparse.Namespace, env_kwargs: dict[str, Any]) -> tuple[dict
     episodes = how_many(args.episodes, "episode") + " of each agent" * (len(agents) > 1)
     with commands.working(f"playing {episodes}{' in real Gymnasium' * args.gymnasium}"):
         if args.gymnasium:
-            returns = agent.evaluate_in_gymnasium(args.episodes, greedy, agents, args.seed or 0)
+            played = agent.evaluate_in_gymnasium(args.episodes, greedy, agents, args.seed or 0)
         else:
-            returns = agent.evaluate(args.episodes, greedy, args.seed)[agents]
+            by_all = agent.evaluate(args.episodes, greedy, args.seed)
+            played = jax.tree.map(lambda x: x[agents], by_all)
     result: dict[str, Any] = dict(
-        summarize(returns, [i for i, k in enumerate(agents) if k in agent.failed])
+        evaluation(played, [i for i, k in enumerate(agents) if k in agent.failed])
     )
     known = [score is not None for score in result["per_agent"]]
     result |= {
@@ -141,7 +150,7 @@ def evaluate(args: argparse.Namespace, env_kwargs: dict[str, Any]) -> tuple[dict
         "agents": agents,
         "failed": [k for k, counts in zip(agents, known, strict=True) if not counts],
         "iteration": agent.iteration,
-        "standard_error": standard_error(returns[known]) if any(known) else None,
+        "standard_error": standard_error(np.asarray(played.returns)[known]) if any(known) else None,
     }
     if args.seed is not None:
         result["seed"] = args.seed
@@ -167,6 +176,10 @@ def describe(result: dict[str, Any], frames: int = 0) -> str:
         f"{'greedy' if result['greedy'] else 'sampled'} actions, iteration {result['iteration']}: "
         f"mean return {number(result['mean'])}" + (within or f" of {over}")
     ]
+    if scores:
+        means = [f"mean length {number(result['length'])} steps"]
+        means += [f"{name} {number(x)}" for name, x in result["info"].items()]
+        lines.append(", ".join(means))
     if len(scores) > 1:
         low, high = result["ci95"]
         lines.append(

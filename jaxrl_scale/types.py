@@ -232,6 +232,19 @@ OWN_NUMBERS = {"env/": "steps", "env_end/": "ended"}
 An iteration has their sums, and beside them how many numbers each is a sum of, under this name."""
 
 
+class Played(NamedTuple):
+    """Whole episodes that were played: arrays ``[P, episodes]``, or ``[episodes]`` of one agent.
+
+    ``info`` has the environment's own numbers (`TimeStep`), under the names that they have in a row
+    of metrics: ``env/<name>`` is the sum over an episode's steps, ``env_end/<name>`` the number at
+    its last step. It is empty where an environment has none, and of environments on the host.
+    """
+
+    returns: Array | np.ndarray  # float32, undiscounted
+    lengths: Array | np.ndarray  # int32, steps
+    info: dict[str, Any]  # float32 each
+
+
 MOST_SHARDS = 4096
 """The largest number of parts that an agent's environments may have: whole numbers are summed over
 them exactly."""

@@ -19,7 +19,7 @@ from jaxrl_scale.errors import RunError
 from jaxrl_scale.loop.agent import Agent, load, read_acting
 from jaxrl_scale.parallel.sums import local_pool
 from jaxrl_scale.records.checkpoint import Checkpoints
-from jaxrl_scale.types import Discrete, EnvSpec, TimeStep
+from jaxrl_scale.types import Discrete, EnvSpec, Played, TimeStep
 
 
 class Filmed(Recorder):
@@ -217,7 +217,7 @@ def test_an_agent_is_evaluated_with_the_precision_of_its_run(monkeypatch):
 
     def play(*_):
         seen.append(jax.config.jax_default_matmul_precision)
-        return np.zeros((1, 1))
+        return Played(np.zeros((1, 1)), np.ones((1, 1)), {})
 
     monkeypatch.setattr(evaluator.Evaluator, "__call__", play)
     untrained(matmul_precision="high").evaluate(episodes=1)

@@ -29,6 +29,7 @@ from jaxrl_scale.loop.evaluator import make_evaluators, play_all
 from jaxrl_scale.loop.keys import agent_seeds
 from jaxrl_scale.loop.runner import Runner
 from jaxrl_scale.parallel import backend
+from jaxrl_scale.types import Discrete, EnvSpec, Played, TimeStep
 
 EPISODES = str(SMALL["eval_episodes"])  # in most tests: each other number is compiled anew
 
@@ -72,6 +73,8 @@ def test_the_command_repeats_the_runs_own_evaluation_to_the_last_digit(world, ru
     assert (result["greedy"], result["agents"]) == (True, [0])
     assert result["iteration"] == SMALL["iterations"]
     assert result["standard_error"] > 0
+    assert result["length"] == result["mean"]  # CartPole gives 1 a step
+    assert result["info"] == {}
 
 
 def test_a_path_in_python_may_begin_with_a_tilde(run, monkeypatch, capfd):
@@ -85,14 +88,16 @@ def test_a_path_in_python_may_begin_with_a_tilde(run, monkeypatch, capfd):
         files.read_file("~/mine.py")
 
 
-def test_the_command_in_gymnasium_prints_one_line_and_no_warning(world, run):
+def test_the_command_in_gymnasium_prints_two_lines_and_no_warning(world, run):
     arguments = [run, "--episodes", "4", "--gymnasium"]
     done = well(world.run(*arguments, module="jaxrl_scale.evaluate"))
     pattern = (
         r"CartPole-v1 in real Gymnasium, greedy actions, iteration 24: mean return [\d.]+ ± "
-        r"[\d.]+ \(standard error over 4 episodes\)\n"
+        r"[\d.]+ \(standard error over 4 episodes\)\nmean length [\d.]+ steps\n"
     )
     assert re.fullmatch(pattern, done.out)
+    mean, length = re.search(r"return ([\d.]+) .* length ([\d.]+) ", done.out, re.DOTALL).groups()
+    assert mean == length
 
 
 def test_sampled_and_greedy_play_differ_and_each_repeats_itself(run, capfd):
@@ -112,10 +117,11 @@ def test_a_run_is_evaluated_as_its_config_says(run, agent, world, capfd):
     for config, path in ((agent.config, run), (sampled, copy)):
         placement = backend.place(config, jax.local_devices())
         evaluators = make_evaluators(config, agent.env, agent.algo, placement)
-        returns = play_all(evaluators, agent.actor, agent_seeds(config))["eval_return"]
+        returns = play_all(evaluators, agent.actor, agent_seeds(config))["eval"].returns
         result = in_json(path, "--episodes", EPISODES, capfd=capfd)
         assert result["greedy"] is config.eval_greedy
-        assert result["mean"] == returns.mean() == agent.evaluate(16, config.eval_greedy).mean()
+        own = agent.evaluate(16, config.eval_greedy).returns
+        assert result["mean"] == returns.mean() == own.mean()
         other = "--sampled" if config.eval_greedy else "--no-sampled"
         assert in_json(path, "--episodes", EPISODES, other, capfd=capfd)["mean"] != result["mean"]
 
@@ -133,7 +139,7 @@ def test_the_best_checkpoint_can_be_chosen(run, world, capfd):
 
 def test_many_episodes_are_played_in_blocks(agent, monkeypatch):
     monkeypatch.setattr(evaluator, "AT_ONCE", 4)
-    (returns,) = agent.evaluate(10)
+    (returns,) = agent.evaluate(10).returns
     assert returns.shape == (10,)
     assert (returns[:4] != returns[4:8]).any(), "each block has episodes of its own"
 
@@ -247,23 +253,28 @@ def test_the_standard_error_is_of_agents_where_several_play(tmp_path, capfd, mon
     (tmp_path / "config.json").write_text(json.dumps(files.to_json(agent.config)))
     monkeypatch.setattr(evaluate, "load", lambda *_: agent)
     both = np.repeat([[0.0], [100.0]], 128, axis=1)
-    monkeypatch.setattr(agent, "evaluate", lambda episodes, greedy, seed: both)
+    monkeypatch.setattr(agent, "evaluate", lambda *_: Played(both, both.astype(int), {}))
     result = in_json(tmp_path, capfd=capfd)
     assert (result["mean"], result["standard_error"]) == (50, 50)
     _, out, _ = command(tmp_path, capfd=capfd)
     assert "mean return 50.0 ± 50.0 (standard error over 2 agents with 128 episodes each)" in out
+    assert "\nmean length 50.0 steps\n" in out
     one = in_json(tmp_path, "--agents=1", capfd=capfd)
     assert (one["mean"], one["standard_error"], one["agents"]) == (100, 0, [1])
-    monkeypatch.setattr(agent, "evaluate", lambda episodes, greedy, seed: both[:, :1])
+    one_each = Played(both[:, :1], both[:, :1].astype(int), {})
+    monkeypatch.setattr(agent, "evaluate", lambda *_: one_each)
     _, out, _ = command(tmp_path, "--agents=1", capfd=capfd)
     assert "mean return 100.0 of 1 episode\n" in out  # which has no standard error
-    monkeypatch.setattr(agent, "evaluate", lambda episodes, greedy, seed: both)
+    monkeypatch.setattr(agent, "evaluate", lambda *_: Played(both, both.astype(int), {}))
     agent.failed = [1]
     _, out, _ = command(tmp_path, capfd=capfd)
     assert "mean return 0.0 ± 0.0 (standard error over 128 episodes)" in out
     assert out.endswith("left out, as the loss or the return is not finite: agent 1\n")
     one = in_json(tmp_path, "--agents=1", capfd=capfd)
     assert (one["mean"], one["standard_error"], one["failed"]) == (None, None, [1])
+    assert one["length"] is None
+    _, out, _ = command(tmp_path, "--agents=1", capfd=capfd)
+    assert "length" not in out
 
 
 @pytest.mark.parametrize("name", ["env", "network"])
@@ -387,12 +398,68 @@ def test_continuous_actions_stay_in_their_box():
 
 
 def test_a_policy_earns_the_same_in_our_cartpole_and_in_gymnasiums(agent):
-    ours = agent.evaluate(episodes=400, greedy=False)[0]
-    theirs = agent.evaluate_in_gymnasium(episodes=400, greedy=False)[0]
+    ours = agent.evaluate(episodes=400, greedy=False).returns[0]
+    theirs = agent.evaluate_in_gymnasium(episodes=400, greedy=False).returns[0]
     spread = np.sqrt(ours.var() / len(ours) + theirs.var() / len(theirs))
     assert abs(ours.mean() - theirs.mean()) < 3 * spread
     assert stats.ks_2samp(ours, theirs).pvalue > 0.01
     assert spread < 2  # else it would prove nothing
+
+
+class Walk:
+    """Episodes of one to four steps, each of which earns 1 and tells its number, and whether it is
+    odd."""
+
+    spec = EnvSpec("Walk", (1,), Discrete(2))
+
+    def reset(self, key):
+        return (jnp.int32(0), jax.random.randint(key, (), 1, 5)), jnp.zeros(1)
+
+    def step(self, key, state, action):
+        step, last = state[0] + 1, state[1]
+        info = {"step": step, "odd": step % 2 == 1}
+        seen = TimeStep(jnp.zeros(1), jnp.float32(1), step == last, jnp.zeros((), bool), info)
+        return (step, last), seen
+
+
+@pytest.mark.parametrize("num_seeds", [1, 2])
+def test_an_evaluation_tells_an_environments_own_numbers(num_seeds, tmp_path, capfd, monkeypatch):
+    """To the command, to Python, in the summary and in the row, by the definition of training; in
+    blocks, too."""
+    monkeypatch.setattr(evaluator, "AT_ONCE", 8)
+    own = {"env": "test_evaluate:Walk", "eval_every": 1, "eval_episodes": 20, "iterations": 1}
+    quiet = {"wandb": "disabled", "tensorboard": False, "run_dir": str(tmp_path / "run")}
+    config = small(num_seeds=num_seeds, **own, **quiet)
+    run = train(config)
+    capfd.readouterr()
+    agent = run.agent()
+    lengths = agent.evaluate(config.eval_episodes).lengths
+    assert len(set(lengths[0].tolist())) > 1
+    returns, again, info = agent.evaluate(config.eval_episodes)
+    np.testing.assert_array_equal(again, lengths)
+    np.testing.assert_array_equal(returns, lengths)
+    assert sorted(info) == ["env/odd", "env/step", "env_end/odd", "env_end/step"]
+    np.testing.assert_array_equal(info["env/step"], lengths * (lengths + 1) / 2)
+    np.testing.assert_array_equal(info["env_end/step"], lengths)
+    np.testing.assert_array_equal(info["env/odd"], (lengths + 1) // 2)
+    np.testing.assert_array_equal(info["env_end/odd"], lengths % 2)
+
+    result = in_json(run.path, "--episodes", config.eval_episodes, capfd=capfd)
+    assert result["length"] == pytest.approx(lengths.mean())
+    wanted = {
+        "env/odd": np.mean(info["env/odd"].sum(1) / lengths.sum(1)),
+        "env/step": np.mean(info["env/step"].sum(1) / lengths.sum(1)),
+        "env_end/odd": np.mean(lengths % 2),
+        "env_end/step": lengths.mean(),
+    }
+    assert result["info"] == pytest.approx(wanted)
+    assert run.summary["evaluation"]["info"] == pytest.approx(wanted)
+    row = {name: run.metrics[-1][f"eval_{name}"] for name in ("length", *wanted)}
+    assert row == pytest.approx({"length": lengths.mean(), **wanted})
+    _, out, _ = command(run.path, "--episodes", config.eval_episodes, capfd=capfd)
+    (line,) = [line for line in out.splitlines() if line.startswith("mean length")]
+    told = dict(re.findall(r"(env\S+) ([\d.]+)", line))
+    assert {name: float(x) for name, x in told.items()} == pytest.approx(wanted, rel=5e-3)
 
 
 class Countdown(gymnasium.Env):
@@ -413,8 +480,9 @@ class Countdown(gymnasium.Env):
 def test_in_gymnasium_every_episode_has_its_own_start_and_counts_to_its_first_end(monkeypatch):
     agent = untrained(num_seeds=2)
     monkeypatch.setattr(agent, "make_in_gymnasium", Countdown)
-    returns = agent.evaluate_in_gymnasium(3)
-    assert returns.tolist() == [[1, 2, 3], [4, 5, 6]]
+    returns, lengths, info = agent.evaluate_in_gymnasium(3)
+    assert returns.tolist() == lengths.tolist() == [[1, 2, 3], [4, 5, 6]]
+    assert info == {}
 
 
 def test_a_run_is_evaluated_with_other_parameters_and_other_seeds(run, agent, capfd):
@@ -425,7 +493,7 @@ def test_a_run_is_evaluated_with_other_parameters_and_other_seeds(run, agent, ca
     assert told["env_kwargs"] == {"length": 8.0}
     assert told["mean"] > json.loads(usual)["mean"] + 20
     longer = load(run, env_kwargs={"length": 8.0})
-    assert longer.evaluate(16).mean() == pytest.approx(told["mean"])
+    assert longer.evaluate(16).returns.mean() == pytest.approx(told["mean"])
     assert longer.config.env_kwargs == {"length": 8.0}
     said = command(run, "--episodes=2", "--env_kwargs.length", "8.0", capfd=capfd)[1]
     assert said.startswith("CartPole-v1 (length=8.0) in jaxrl_scale, ")
@@ -433,9 +501,9 @@ def test_a_run_is_evaluated_with_other_parameters_and_other_seeds(run, agent, ca
     assert status == 2
     assert "unexpected keyword argument 'lenght'; its parameters: " in err
 
-    own = agent.evaluate(8)
-    assert (agent.evaluate(8, seed=0) == own).all()
-    assert (agent.evaluate(8, seed=1) != own).any()
+    own = agent.evaluate(8).returns
+    assert (agent.evaluate(8, seed=0).returns == own).all()
+    assert (agent.evaluate(8, seed=1).returns != own).any()
     two = Agent(agent.config.replace(num_seeds=2), agent.env, agent.algo, agent.actor, 0)
     with pytest.raises(RunError, match="seed=-1 should be"):
         two.evaluate(8, seed=-1)
@@ -467,7 +535,8 @@ class Endless(Countdown):
 def test_an_episode_in_gymnasium_that_never_ends_is_cut_as_ours_is(monkeypatch):
     agent = untrained()
     monkeypatch.setattr(agent, "make_in_gymnasium", Endless)
-    assert agent.evaluate_in_gymnasium(2).tolist() == [[500, 500]]
+    played = agent.evaluate_in_gymnasium(2)
+    assert played.returns.tolist() == played.lengths.tolist() == [[500, 500]]
 
 
 class OfNumbers(Countdown):
@@ -488,7 +557,7 @@ def test_an_agent_of_gymnasiums_numbers_sees_and_takes_them_as_they_are(monkeypa
     spec = gymnasium.envs.registration.EnvSpec("OfNumbers-v0", OfNumbers, max_episode_steps=9)
     monkeypatch.setitem(gymnasium.registry, "OfNumbers-v0", spec)
     agent = untrained(env="gymnasium:OfNumbers-v0")
-    assert agent.evaluate_in_gymnasium(3).tolist() == [[1, 2, 3]]
+    assert agent.evaluate_in_gymnasium(3).returns.tolist() == [[1, 2, 3]]
     game = gymnasium.make("OfNumbers-v0")
     obs, _ = game.reset(seed=0)
     assert game.step(agent.act(obs))[2]
@@ -496,7 +565,7 @@ def test_an_agent_of_gymnasiums_numbers_sees_and_takes_them_as_they_are(monkeypa
     actions = agent.act(seen)
     assert set(actions) <= {7, 8}
     np.testing.assert_array_equal(agent.act(np.eye(3)[seen - 5]), actions)
-    assert agent.evaluate(2).shape == (1, 2)
+    assert agent.evaluate(2).returns.shape == (1, 2)
 
 
 def test_an_agent_is_shown_in_one_line():
@@ -513,7 +582,7 @@ def test_what_only_concerns_our_solver_is_kept_from_gymnasium():
     pytest.importorskip("Box2D")
     kwargs = {"velocity_iterations": 10, "gravity": -5.0}
     agent = untrained(env="LunarLander-v3", env_kwargs=kwargs)
-    assert agent.evaluate_in_gymnasium(episodes=2).shape == (1, 2)
+    assert agent.evaluate_in_gymnasium(episodes=2).returns.shape == (1, 2)
 
 
 def test_a_parameter_that_gymnasium_does_not_have_is_told_in_one_line():

@@ -142,7 +142,7 @@ def test_a_simulator_may_return_what_numpy_computes_with(reference, monkeypatch)
         seen.append(obs)
         return np.zeros(len(obs), np.int32)
 
-    *_, (_, scores, _) = host_rollout.play(HostCartPole(limit=9), act, np.arange(2), 1, 9)
+    *_, (_, scores, _, _) = host_rollout.play(HostCartPole(limit=9), act, np.arange(2), 1, 9)
     assert {x.dtype for x in (*seen, scores)} == {np.dtype(np.float32)}
 
 
@@ -324,7 +324,7 @@ def test_actions_are_clipped_for_the_environment_alone(monkeypatch):
     runner = runner_of(config)
     state, history = steps(runner, 2)
     assert max(abs(metrics["approx_kl"][0]) for metrics in history) < 1e-6
-    assert runner.evaluate(runner.place(state, str))["eval_return"].shape == (1, 4)
+    assert runner.evaluate(runner.place(state, str))["eval"].returns.shape == (1, 4)
     runner.close()
 
 
@@ -350,10 +350,13 @@ def test_no_key_of_a_run_is_used_twice(monkeypatch):
 
 def test_an_evaluation_plays_whole_games_there_and_in_the_other_environment(reference):
     runner = shared_runner(CONFIG)
-    returns = runner.evaluate(runner.place(reference[0], str))
-    assert returns["eval_return"].shape == (1, 4)
-    assert (returns["eval_return"] >= 2 * 2 * 8).all()  # two lives of at least eight steps
-    np.testing.assert_array_equal(returns["test_return"], [[2 * 5] * 4])  # cut by its limit
+    played = runner.evaluate(runner.place(reference[0], str))
+    assert played["eval"].returns.shape == played["eval"].lengths.shape == (1, 4)
+    assert (played["eval"].returns >= 2 * 2 * 8).all()  # two lives of at least eight steps
+    np.testing.assert_array_equal(2 * played["eval"].lengths, played["eval"].returns)
+    np.testing.assert_array_equal(played["test"].returns, [[2 * 5] * 4])  # cut by its limit
+    np.testing.assert_array_equal(played["test"].lengths, [[5] * 4])
+    assert played["eval"].info == {}
 
 
 def test_a_score_is_that_of_one_whole_game():
@@ -363,10 +366,10 @@ def test_a_score_is_that_of_one_whole_game():
         firsts.append(is_first)
         return (obs[:, 2] > 0.02).astype(np.int32)
 
-    *_, (_, scores, done) = host_rollout.play(env, act, seeds, 2, 1000)
+    *_, (_, scores, lengths, done) = host_rollout.play(env, act, seeds, 2, 1000)
     assert done.all()
     longest = 0
-    for n, (seed, score) in enumerate(zip(seeds, scores, strict=True)):
+    for n, (seed, score, length) in enumerate(zip(seeds, scores, lengths, strict=True)):
         alone, gained, over, lost, first, t = Pole(seed, 2, 100), 0.0, False, False, True, 0
         while not over:
             assert firsts[t][n] == first
@@ -375,14 +378,16 @@ def test_a_score_is_that_of_one_whole_game():
             gained, over = gained + (0 if lost else more), over and not lost
             lost = not lost and (terminated or truncated)
         assert score == gained
-        longest = max(longest, t - 1)  # a life was lost, and a step began the next episode
+        assert length == t - 1  # a life was lost, and a step began the next episode
+        longest = max(longest, length)
     assert len(set(scores.tolist())) > 1
-    *_, (_, again, done) = host_rollout.play(env, act, seeds, 2, longest)
+    *_, (_, again, _, done) = host_rollout.play(env, act, seeds, 2, longest)
     assert done.all()
     np.testing.assert_array_equal(again, scores)
-    *_, (_, shorter, done) = host_rollout.play(env, act, seeds, 2, longest - 1)
+    *_, (_, shorter, lengths, done) = host_rollout.play(env, act, seeds, 2, longest - 1)
     assert done.all()
     assert (shorter < scores).any()
+    assert lengths.max() == longest - 1
 
 
 def test_an_error_in_acting_is_not_told_as_one_of_the_environment():
@@ -446,8 +451,9 @@ def test_a_game_without_end_is_cut(monkeypatch):
     )
     placement = backend.place(CONFIG, jax.local_devices())
     evaluate = HostEvaluator(HostCartPole(), algo, placement, 2, greedy=True)
-    returns = evaluate(np.zeros(1), np.zeros(1, np.uint32))
-    np.testing.assert_array_equal(returns, [[2 * 7] * 2])
+    played = evaluate(np.zeros(1), np.zeros(1, np.uint32))
+    np.testing.assert_array_equal(played.returns, [[2 * 7] * 2])
+    np.testing.assert_array_equal(played.lengths, [[7] * 2])
 
 
 def test_a_test_environment_of_another_kind_is_refused():
@@ -500,7 +506,7 @@ def test_gymnasiums_cartpole_is_solved():
     for _ in range(runner.config.num_iterations):
         state, _ = runner.step(state)
     runner.close()
-    assert runner.evaluate(state)["eval_return"].mean() >= 450
+    assert runner.evaluate(state)["eval"].returns.mean() >= 450
 
 
 # --- the loop -----------------------------------------------------------------------------------
@@ -543,8 +549,9 @@ def test_two_processes_of_which_one_is_killed_and_one_alone_make_the_same_run(
         init(self, env, seeds, num_threads)
 
     monkeypatch.setattr(Poles, "__init__", noted)
-    returns = agent.evaluate(episodes=4)
-    assert returns.mean() == pytest.approx(evaluation["mean"])
+    played = agent.evaluate(episodes=4)
+    assert played.returns.mean() == pytest.approx(evaluation["mean"])
+    assert played.lengths.mean() == pytest.approx(evaluation["length"])
     assert set(threads) == {len(os.sched_getaffinity(0))}  # one for each core
     assert agent.act(np.zeros(4, np.float32)) in (0, 1)
 

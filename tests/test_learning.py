@@ -46,7 +46,7 @@ def test_many_seeds_reach_the_score_and_no_more_fail_than_are_known_to(name):
     for _ in range(config.num_iterations):
         state, _ = runner.step(state)
     play = Evaluator(runner.env, runner.algo, runner.placement, 128, greedy=True)
-    result = summarize(play(runner.fetch_actor(state), runner.agents.seeds))
+    result = summarize(play(runner.fetch_actor(state), runner.agents.seeds).returns)
     print(name, result["iqm"], result["ci95"], np.min(result["per_agent"]))
     assert result["iqm"] >= target.iqm
     newer = WITH_JAX_0_11 if jax.__version_info__ >= (0, 11) else {}

@@ -41,6 +41,7 @@ from jaxrl_scale.records.digest import of_run, of_tree
 from jaxrl_scale.records.progress import Clock
 from jaxrl_scale.records.row_writer import RowWriter
 from jaxrl_scale.train import loop
+from jaxrl_scale.types import Played
 
 HERE = Path(__file__).name
 train_module = sys.modules["jaxrl_scale.train"]
@@ -86,7 +87,10 @@ class Counter:
 
     def evaluate(self, state):
         self.played.append(next(self.evaluations, float(state["count"][0])))
-        return {"eval_return": np.full((self.agents, 4), self.played[-1], np.float32)}
+        returns = np.full((self.agents, 4), self.played[-1], np.float32)
+        lengths = np.broadcast_to(np.asarray([1, 2, 3, 6], np.int32), returns.shape)
+        info = {"env/speed": returns, "env_end/won": lengths > 1}
+        return {"eval": Played(returns, lengths, info)}
 
     def abstract_state(self):
         return {"count": jax.ShapeDtypeStruct((self.agents,), np.int32)}
@@ -170,6 +174,8 @@ def test_a_runner_that_only_counts_is_trained_logged_and_saved(tmp_path, capsys)
     assert saved(run) == [4, 8, 10]
     assert (run.exit_status, run.summary["status"]) == (FINISHED, "done")
     assert run.summary["evaluation"]["mean"] == 10
+    assert run.summary["evaluation"]["length"] == 3
+    assert run.summary["evaluation"]["info"] == {"env/speed": 40 / 12, "env_end/won": 3 / 4}
     assert run.summary == json.loads((run.path / "summary.json").read_text())
     assert "eval_normalized" not in run.metrics[-1]
     first = capsys.readouterr().out.splitlines()[0]

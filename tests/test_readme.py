@@ -67,6 +67,8 @@ def test_the_example_of_an_environment_and_a_network_of_your_own_trains(corridor
     assert 0 < last["env/arrived"] < 0.3
     # It starts anywhere in 12 places and walks to the end: 6.5 steps on average, -50 at worst.
     assert summary["evaluation"]["mean"] > -8
+    assert summary["evaluation"]["length"] == -summary["evaluation"]["mean"]
+    assert summary["evaluation"]["info"]["env_end/arrived"] > 0.9
     (start,) = json.loads((corridor / "run" / "run.json").read_text())["starts"]
     content = (corridor / "corridor.py").read_bytes()
     assert start["modules"] == {"corridor": hashlib.sha256(content).hexdigest()}

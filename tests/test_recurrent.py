@@ -245,7 +245,7 @@ def test_a_memory_solves_what_needs_memory(remembering):
     assert mean_return(history[-5:]) > 0.9
     play = Evaluator(runner.env, runner.algo, runner.placement, 64, greedy=True)
     actor = runner.algo.actor(final.shared.algo, time_at(ITERATIONS))
-    assert play(actor, runner.agents.seeds).mean() == 1.0
+    assert play(actor, runner.agents.seeds).returns.mean() == 1.0
 
 
 @pytest.mark.quickly

@@ -147,9 +147,10 @@ def test_whole_episodes_are_counted_once_each():
     def play(actor, carry, obs, is_first, key):
         return algo.act(actor, None, carry, obs, is_first, key, True)[:2]
 
-    returns, lengths = rollout.play_episodes(
+    returns, lengths, info = rollout.play_episodes(
         Counter(length=4), play, (), algo.init_carry(5), 5, 100, jax.random.key(0)
     )
+    assert info == {}
     np.testing.assert_array_equal(returns, [10.0] * 5)
     np.testing.assert_array_equal(lengths, [4] * 5)
 
@@ -162,20 +163,53 @@ def test_each_episode_is_counted_up_to_its_own_end():
 
     key = jax.random.key(0)
     first = rollout.reset(env, jax.random.split(key)[0], 8).state
-    returns, lengths = rollout.play_episodes(env, play, (), algo.init_carry(8), 8, 100, key)
+    returns, lengths, _ = rollout.play_episodes(env, play, (), algo.init_carry(8), 8, 100, key)
     assert len(set(lengths.tolist())) > 2
     np.testing.assert_array_equal(lengths, 5 - first)
     np.testing.assert_array_equal(returns, 15 - first * (first + 1) / 2)
 
 
-def test_whole_episodes_need_no_second_reset():
+class Aging(Different):
+    """Reports its age, and a number that is none at an episode's first step."""
+
+    def step(self, key, state, action):
+        after, seen = super().step(key, state, action)
+        return after, seen._replace(info={"age": after, "none": jnp.where(after < 3, jnp.nan, 1)})
+
+
+def test_the_own_numbers_of_whole_episodes_are_summed_and_kept_from_their_last_step():
+    """Each episode's own, whatever its environment does after its end, or where it is cut."""
+    algo = constant_algorithm(0)
+
+    def play(actor, carry, obs, is_first, key):
+        return algo.act(actor, None, carry, obs, is_first, key, True)[:2]
+
+    key = jax.random.key(0)
+    first = np.asarray(rollout.reset(Aging(), jax.random.split(key)[0], 8).state)
+    for limit in (100, 2):
+        played = rollout.play_episodes(Aging(), play, (), algo.init_carry(8), 8, limit, key)
+        last = np.minimum(first + limit, 5)
+        assert len(set(last)) > 1 or limit == 100
+        np.testing.assert_array_equal(played.lengths, last - first)
+        ages = last * (last + 1) / 2 - first * (first + 1) / 2
+        np.testing.assert_array_equal(played.info["env/age"], ages)
+        np.testing.assert_array_equal(played.info["env_end/age"], last)
+        np.testing.assert_array_equal(np.isnan(played.info["env/none"]), first + 1 < 3)
+        np.testing.assert_array_equal(np.isnan(played.info["env_end/none"]), last < 3)
+
+
+def test_whole_episodes_need_no_second_reset_and_one_step():
     """Nobody looks at what follows an episode, and a reset is as much to compile as a step."""
-    algo, resets = constant_algorithm(0), []
+    algo, resets, steps = constant_algorithm(0), [], []
 
     class Counted(Counter):
         def reset(self, key):
             resets.append(key)
             return super().reset(key)
+
+        def step(self, key, state, action):
+            steps.append(key)
+            return super().step(key, state, action)
 
     def play(actor, carry, obs, is_first, key):
         return algo.act(actor, None, carry, obs, is_first, key, True)[:2]
@@ -184,7 +218,7 @@ def test_whole_episodes_need_no_second_reset():
         return rollout.play_episodes(Counted(length=3), play, (), algo.init_carry(2), 2, 7, key)
 
     jax.eval_shape(episodes, jax.random.key(0))
-    assert len(resets) == 1
+    assert (len(resets), len(steps)) == (1, 1)
 
 
 def test_where_asked_to_an_ended_environment_begins_with_a_given_state():
@@ -204,10 +238,10 @@ def test_an_episode_without_end_is_cut():
     def play(actor, carry, obs, is_first, key):
         return algo.act(actor, None, carry, obs, is_first, key, True)[:2]
 
-    _, lengths = rollout.play_episodes(
+    played = rollout.play_episodes(
         Counter(length=10**6), play, (), algo.init_carry(2), 2, 7, jax.random.key(0)
     )
-    np.testing.assert_array_equal(lengths, [7, 7])
+    np.testing.assert_array_equal(played.lengths, [7, 7])
 
 
 def test_continuous_actions_are_clipped_to_the_box_for_the_environment_alone():

@@ -7,6 +7,7 @@ import pytest
 from scipy import stats
 
 from jaxrl_scale.records import statistics
+from jaxrl_scale.types import Played
 
 NORMAL = np.random.default_rng(3).normal(size=64)
 
@@ -155,6 +156,35 @@ def test_an_agent_that_failed_is_left_out_and_harms_no_statistic():
     assert result == {name: whole[name] for name in result}
     nothing = statistics.summarize(returns[:1], failed=[0])
     assert (nothing["mean"], nothing["iqm"], nothing["ci95"]) == (None, None, (None, None))
+
+
+def played(scale=1.0):
+    """Three agents with two episodes each, of one and three steps."""
+    lengths = np.array([[1, 3]] * 3)
+    returns = scale * np.array([[1.0, 3.0], [2.0, 6.0], [np.nan, 0.0]])
+    speed = np.array([[4.0, 8.0], [8.0, 16.0], [1.0, 1.0]])  # over the steps of an episode
+    won = np.array([[0.0, 1.0], [1.0, 1.0], [0.0, 0.0]])  # at its last one
+    return Played(returns, lengths, {"env_end/won": won, "env/speed": speed})
+
+
+def test_the_own_numbers_of_an_evaluation_are_means_over_all_steps_and_over_last_ones():
+    """A mean over steps, not over the means of episodes: their lengths differ."""
+    means = {name: x.tolist() for name, x in statistics.means(played()).items()}
+    assert np.isnan(means.pop("return")[2])
+    assert means == {"length": [2, 2, 2], "env/speed": [3, 6, 0.5], "env_end/won": [0.5, 1, 0]}
+
+
+def test_an_evaluation_has_the_means_of_the_agents_that_count():
+    result = statistics.evaluation(played(), failed=[0])
+    assert {**result, **statistics.summarize(played().returns, failed=[0])} == result
+    assert (result["mean"], result["length"]) == (4, 2)
+    assert result["info"] == {"env/speed": 6, "env_end/won": 1}
+    spoilt = played()
+    spoilt.info["env/speed"][1, 0] = np.inf
+    result = statistics.evaluation(spoilt, failed=[0])
+    assert result["info"] == {"env/speed": None, "env_end/won": 1}
+    nothing = statistics.evaluation(played(), failed=[0, 1])
+    assert (nothing["length"], nothing["info"]["env/speed"]) == (None, None)
 
 
 @pytest.mark.parametrize("returns", [np.full((1, 2), 5.0), np.full((3, 4), 5.0)])

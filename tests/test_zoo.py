@@ -30,7 +30,7 @@ def test_a_policy_scores_in_gymnasium_what_it_is_said_to(name):
     assert said["mean"] > GOOD[name]
     if name == "lunar_lander":
         pytest.importorskip("Box2D")
-    returns = load(ZOO / name).evaluate_in_gymnasium(24)
+    returns = load(ZOO / name).evaluate_in_gymnasium(24).returns
     low, high = said["ci95"]
     error = (high - low) / (2 * 1.96) * np.sqrt(said["episodes"] / returns.size)
     assert abs(returns.mean() - said["mean"]) <= 4 * error
@@ -48,7 +48,7 @@ def test_without_box2d_one_line_says_that_gymnasium_needs_it(monkeypatch):
 @pytest.mark.parametrize("name", ["mountain_car", "pendulum"])
 def test_a_policy_scores_here_what_it_is_said_to(name):
     said = about(name)["jaxrl_scale"]
-    returns = load(ZOO / name).evaluate(256)
+    returns = load(ZOO / name).evaluate(256).returns
     error = np.std(returns) / np.sqrt(returns.size)
     assert abs(returns.mean() - said["mean"]) <= 4 * error
 

@@ -41,8 +41,8 @@ def make(name: str) -> None:
     write(ZOO / name / "config.json", files.to_json(config))
     agent = load(ZOO / name)
     scores = {
-        "gymnasium": score(agent.evaluate_in_gymnasium(EPISODES)),
-        "jaxrl_scale": score(agent.evaluate(4 * EPISODES)),
+        "gymnasium": score(agent.evaluate_in_gymnasium(EPISODES).returns),
+        "jaxrl_scale": score(agent.evaluate(4 * EPISODES).returns),
     }
     about = {"env": config.env, "seed": config.seed, "sha256": array_folder.digest(arrays)}
     write(ZOO / name / "score.json", about | scores)

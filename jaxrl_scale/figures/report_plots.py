@@ -35,6 +35,8 @@ METRICS = {
     "eval_normalized": "normalized evaluation return",
     "test_normalized": "normalized test return",
     "length": "episode length",
+    "eval_length": "evaluation episode length",
+    "test_length": "test episode length",
     "loss": "loss",
     "policy_loss": "policy loss",
     "value_loss": "value loss",

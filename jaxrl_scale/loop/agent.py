@@ -34,7 +34,7 @@ from jaxrl_scale.parallel.machine import visible_cores
 from jaxrl_scale.records import pieces, provenance
 from jaxrl_scale.records.checkpoint import restore_some
 from jaxrl_scale.records.run_directory import read_starts
-from jaxrl_scale.types import Algorithm, Environment, HostEnvironment, PyTree
+from jaxrl_scale.types import Algorithm, Environment, HostEnvironment, Played, PyTree
 from jaxrl_scale.user_code import errors_in_one_line
 
 LONGEST_VIDEO = 1_000
@@ -130,11 +130,10 @@ class Agent:
         out = host_rollout.clipped(spec, np.asarray(action))
         return out[0] if one else out
 
-    def evaluate(
-        self, episodes: int = 128, greedy: bool = True, seed: int | None = None
-    ) -> np.ndarray:
-        """Play whole episodes in our environment with all agents of the run. Returns
-        ``[P, episodes]``.
+    def evaluate(self, episodes: int = 128, greedy: bool = True, seed: int | None = None) -> Played:
+        """Play whole episodes in our environment with all agents of the run. Returns their
+        undiscounted ``returns``, their ``lengths`` in steps and the sums of the environment's own
+        numbers, ``info`` (see `jaxrl_scale.types.Played`), each ``[P, episodes]``.
 
         Args:
           seed: of the episodes of the first agent; each has the one after that of the agent before.
@@ -150,9 +149,9 @@ class Agent:
             placement = with_programs(self.config, placement)
             name = f"play {episodes} {'greedy' if greedy else 'sampled'}"
             evaluator = make_evaluator(self.env, self.algo, placement, episodes, greedy, name)
-            returns = evaluator(self.actor, agent_seeds(config))
-        assert returns is not None  # there is one process
-        return returns
+            played = evaluator(self.actor, agent_seeds(config))
+        assert played is not None  # there is one process
+        return played
 
     def evaluate_in_gymnasium(
         self,
@@ -160,9 +159,10 @@ class Agent:
         greedy: bool = True,
         agents: Sequence[int] | None = None,
         seed: int = 0,
-    ) -> np.ndarray:
-        """Play whole episodes in real Gymnasium, with all agents or with those named. Returns
-        ``[agents, episodes]``.
+    ) -> Played:
+        """Play whole episodes in real Gymnasium, with all agents or with those named. Returns their
+        ``returns`` and ``lengths``, ``[agents, episodes]``. What Gymnasium calls ``info`` is left
+        out.
 
         Episode ``i`` of agent ``k`` is seeded with ``(seed + k) * episodes + i``. If all agents had
         the same starts, their returns would be no independent samples, and the standard error of
@@ -179,7 +179,7 @@ class Agent:
         games = gymnasium.vector.SyncVectorEnv([self.make_in_gymnasium] * episodes)
         with self._as_it_was(), closing(games):
             played = [self._play_in_gymnasium(games, agent, greedy, seed) for agent in chosen]
-            return np.stack(played)
+            return jax.tree.map(lambda *x: np.stack(x), *played)
 
     @contextmanager
     def _as_it_was(self) -> Iterator[None]:
@@ -209,21 +209,23 @@ class Agent:
         except gymnasium.error.DependencyNotInstalled as error:
             raise RunError(f"{name} in Gymnasium cannot be made: {one_line(error)}") from None
 
-    def _play_in_gymnasium(self, games: Any, agent: int, greedy: bool, seed: int) -> np.ndarray:
+    def _play_in_gymnasium(self, games: Any, agent: int, greedy: bool, seed: int) -> Played:
         self.index = agent
         self.reset(agent)
         first_seed = (seed + agent) * games.num_envs
         obs, _ = games.reset(seed=list(range(first_seed, first_seed + games.num_envs)))
-        returns, done = np.zeros(games.num_envs), np.zeros(games.num_envs, bool)
+        returns, lengths = np.zeros(games.num_envs), np.zeros(games.num_envs, np.int32)
+        done = np.zeros(games.num_envs, bool)
         first = ~done
         for _ in range(self.env.spec.max_episode_steps or LONGEST_EPISODE):
             obs, reward, terminated, truncated, _ = games.step(self.act(obs, greedy, first))
             returns += np.where(done, 0.0, reward)
+            lengths += ~done
             done |= terminated | truncated
             first = np.zeros_like(done)
             if done.all():
                 break
-        return returns
+        return Played(returns, lengths, {})
 
     def record(self, seed: int = 0, greedy: bool = True, games: int = 1) -> list[np.ndarray]:
         """The frames of an episode in our environment, each ``[height, width, 3]`` uint8, or of
@@ -289,7 +291,7 @@ class Agent:
         seeds = seed + np.arange(games)
         played = host_rollout.play(env, act, seeds, 1, LONGEST_VIDEO)
         with closing(played):
-            for simulator, _, done in itertools.islice(played, LONGEST_VIDEO):
+            for simulator, _, _, done in itertools.islice(played, LONGEST_VIDEO):
                 render = getattr(simulator, "render", None)
                 if render is None:
                     raise RunError(

@@ -14,7 +14,7 @@ from jaxrl_scale.errors import RunError
 from jaxrl_scale.loop import host_rollout, rollout
 from jaxrl_scale.loop.keys import EVALUATE, agent_key, host_seeds
 from jaxrl_scale.parallel.placement import Placement
-from jaxrl_scale.types import Algorithm, Array, Environment, HostEnvironment, Key, PyTree
+from jaxrl_scale.types import Algorithm, Array, Environment, HostEnvironment, Key, Played, PyTree
 
 LONGEST_EPISODE = 10_000
 """Steps after which an episode of an environment without a time limit is cut."""
@@ -47,27 +47,29 @@ class Evaluator:
             action, carry, _ = algo.act(actor, None, carry, obs, is_first, key, greedy)
             return action, carry
 
-        def play_agent(actor: PyTree, seed: Array) -> Array:
+        def play_agent(actor: PyTree, seed: Array) -> Played:
             key, each = agent_key(seed, EVALUATE), min(episodes, AT_ONCE)
 
-            def play_block(key: Key) -> Array:
+            def play_block(key: Key) -> Played:
                 carry = algo.init_carry(each)
-                return rollout.play_episodes(env, play, actor, carry, each, limit, key)[0]
+                return rollout.play_episodes(env, play, actor, carry, each, limit, key)
 
             if episodes == each:
                 return play_block(key)
             blocks = jax.lax.map(play_block, jax.random.split(key, -(-episodes // each)))
-            return blocks.reshape(-1)[:episodes]
+            played: Played = jax.tree.map(lambda x: x.reshape(-1)[:episodes], blocks)
+            return played
 
         self._play = placement.over_agents(play_agent, name)
 
-    def __call__(self, actor: PyTree, seeds: np.ndarray) -> np.ndarray | None:
-        """Undiscounted returns ``[P, episodes]``, from the agents that this process holds: ``actor
+    def __call__(self, actor: PyTree, seeds: np.ndarray) -> Played | None:
+        """What was played, ``[P, episodes]`` each, with the agents that this process holds: ``actor
         [P_own, …]`` and ``seeds [P_own]``. The same seeds start the same episodes at every call.
 
         Which processes have to call it, and which get None, `Placement.over_agents` says.
         """
-        return self._play(actor, seeds)
+        played: Played | None = self._play(actor, seeds)
+        return played
 
 
 class HostEvaluator:
@@ -95,17 +97,18 @@ class HostEvaluator:
             return action, carry
 
         self._act = jax.jit(act, compiler_options=placement.compiler_options)
-        self._share = placement.over_agents(lambda returns: returns)
+        self._share = placement.over_agents(lambda played: played)
 
-    def __call__(self, actor: PyTree, seeds: np.ndarray) -> np.ndarray | None:
+    def __call__(self, actor: PyTree, seeds: np.ndarray) -> Played | None:
         """As `Evaluator.__call__`."""
         if not self._placement.by_agents and self._placement.at_hand[0].process_index:
             return None  # process 0 plays, with whole agents that all processes have
         agents = [jax.tree.map(lambda x, k=k: x[k], actor) for k in range(len(seeds))]
         played = [self._play(*each) for each in zip(agents, map(int, seeds), strict=True)]
-        return self._share(np.stack(played))
+        shared: Played | None = self._share(jax.tree.map(lambda *x: np.stack(x), *played))
+        return shared
 
-    def _play(self, actor: PyTree, seed: int) -> np.ndarray:
+    def _play(self, actor: PyTree, seed: int) -> Played:
         device, limit = self._placement.at_hand[0], self._env.spec.max_episode_steps
         actor = jax.device_put(actor, device)
         moving = jax.device_put(self._init_carry(self._episodes), device)
@@ -119,8 +122,8 @@ class HostEvaluator:
         game_seeds = host_seeds(seed, EVALUATE, 0, np.arange(self._episodes))
         threads = self._placement.num_threads
         played = host_rollout.play(self._env, act, game_seeds, threads, limit or LONGEST_EPISODE)
-        [(_, scores, _)] = deque(played, 1)  # a game may have a hundred thousand steps
-        return scores
+        [(_, scores, lengths, _)] = deque(played, 1)  # a game may have a hundred thousand steps
+        return Played(scores, lengths, {})
 
 
 def make_evaluator(
@@ -141,15 +144,15 @@ def make_evaluator(
 def environments(
     config: Config, env: Environment | HostEnvironment
 ) -> dict[str, Environment | HostEnvironment]:
-    """Those that a run's agents are evaluated in, by the names of their metrics: ``eval_return`` is
-    played in its own environment, ``test_return`` in that of ``test_env_kwargs``, if there are any.
+    """Those that a run's agents are evaluated in, by what their metrics begin with: ``eval_return``
+    is played in its own environment, ``test_return`` in that of ``test_env_kwargs``, if there are
+    any.
 
     Raises a `RunError` where that one has other observations or actions.
     """
-    played = {"eval_return": env}
+    played = {"eval": env}
     if config.test_env_kwargs:
-        other = make_alike(config, env, config.test_env_kwargs, "test_env_kwargs")
-        played["test_return"] = other
+        played["test"] = make_alike(config, env, config.test_env_kwargs, "test_env_kwargs")
     return played
 
 
@@ -181,7 +184,7 @@ def make_evaluators(
 
 def play_all(
     evaluators: dict[str, Evaluator | HostEvaluator], actor: PyTree, seeds: np.ndarray
-) -> dict[str, np.ndarray] | None:
+) -> dict[str, Played] | None:
     """What each of them returns; None where they return None."""
-    returns = {name: play(actor, seeds) for name, play in evaluators.items()}
-    return {name: x for name, x in returns.items() if x is not None} or None
+    played = {name: play(actor, seeds) for name, play in evaluators.items()}
+    return {name: x for name, x in played.items() if x is not None} or None

@@ -201,7 +201,7 @@ def play(
     seeds: np.ndarray,
     num_threads: int,
     limit: int,
-) -> Generator[tuple[Simulator, np.ndarray, np.ndarray]]:
+) -> Generator[tuple[Simulator, np.ndarray, np.ndarray, np.ndarray]]:
     """One whole game in an environment for each of the seeds, step by step.
 
     Args:
@@ -210,10 +210,10 @@ def play(
         as after a lost life, is none of its steps.
 
     Yields:
-      At the start and after each step, the simulator, the scores so far, ``[n]`` float32, and which
-      games are over, ``[n]`` bool.
+      At the start and after each step, the simulator, and ``[n]`` each: the scores and the lengths
+      so far, float32 and int32, and which games are over, bool.
     """
-    score, steps = np.zeros(len(seeds), np.float32), np.zeros(len(seeds), np.int64)
+    score, length = np.zeros(len(seeds), np.float32), np.zeros(len(seeds), np.int32)
     done = np.zeros(len(seeds), bool)
     with _told(env):
         simulator = env.simulate(seeds, num_threads)
@@ -221,7 +221,7 @@ def play(
         with _told(env):
             obs = check_seen(env.spec, simulator.reset(), len(seeds))
         ended, is_first = done.copy(), ~done
-        yield simulator, score, done
+        yield simulator, score, length, done
         for t in itertools.count():
             action = clipped(env.spec, act(t, obs, is_first))
             with _told(env):
@@ -229,10 +229,10 @@ def play(
                 seen = check_step(env.spec, simulator.receive(), len(seeds))
             obs, is_first = seen.obs, ended
             score = score + np.where(done | ended, 0, seen.score)
-            steps += ~ended
-            done = done | ~ended & (seen.game_over | (steps == limit))
+            length = length + ~(done | ended)
+            done = done | ~ended & (seen.game_over | (length == limit))
             ended = ~ended & (seen.terminated | seen.truncated)
-            yield simulator, score, done
+            yield simulator, score, length, done
             if done.all():
                 break
     finally:

@@ -23,7 +23,16 @@ from jaxrl_scale.loop.state import Agents, Rows, State
 from jaxrl_scale.parallel.machine import Memory, memory
 from jaxrl_scale.parallel.placement import Placement
 from jaxrl_scale.records import digest
-from jaxrl_scale.types import Algorithm, Array, Environment, HostEnvironment, Key, Part, PyTree
+from jaxrl_scale.types import (
+    Algorithm,
+    Array,
+    Environment,
+    HostEnvironment,
+    Key,
+    Part,
+    Played,
+    PyTree,
+)
 
 
 class PlacedAgents(ABC):
@@ -126,10 +135,9 @@ class PlacedAgents(ABC):
 
     # --- what else the loop asks (`jaxrl_scale.loop.protocol`) ------------------------------
 
-    def evaluate(self, placed: State) -> dict[str, np.ndarray] | None:
-        """Undiscounted returns ``[P, episodes]`` of whole episodes, by the names of
-        `make_evaluators`. Agents that are split over processes are evaluated by process 0 alone,
-        and the others get None."""
+    def evaluate(self, placed: State) -> dict[str, Played] | None:
+        """Whole episodes ``[P, episodes]``, by the names of `make_evaluators`. Agents that are
+        split over processes are evaluated by process 0 alone, and the others get None."""
         seeds = _held(self.placement, self.agents).seeds
         return play_all(self._evaluators, self.fetch_actor(placed), seeds)
 

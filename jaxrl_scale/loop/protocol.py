@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from jaxrl_scale.parallel.machine import Memory
-from jaxrl_scale.types import PyTree
+from jaxrl_scale.types import Played, PyTree
 
 State = Any
 """The runner's own: the loop only hands it back. It may live on devices."""
@@ -69,10 +69,10 @@ class Runner(Protocol):
         """
         ...
 
-    def evaluate(self, state: State) -> dict[str, np.ndarray] | None:
-        """Undiscounted returns ``[P, episodes]`` of whole episodes that are played with the agents
-        of ``state``, by the name of their metric: ``eval_return``, and maybe ``test_return``. None
-        in a process that is not needed for them; process 0 always has them."""
+    def evaluate(self, state: State) -> dict[str, Played] | None:
+        """Whole episodes ``[P, episodes]`` that are played with the agents of ``state``, by what
+        their metrics begin with: ``eval``, and maybe ``test``. None in a process that is not needed
+        for them; process 0 always has them."""
         ...
 
     # --- for checkpoints --------------------------------------------------------------------

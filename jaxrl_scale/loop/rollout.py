@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from jaxrl_scale.types import (
     Environment,
     Key,
     Metrics,
+    Played,
     PyTree,
     Rollout,
     TimeStep,
@@ -218,42 +220,57 @@ def play_episodes(
     num_episodes: int,
     limit: int,
     key: Key,
-) -> tuple[Array, Array]:
+) -> Played:
     """One whole episode in each of ``num_episodes`` environments.
 
     Args:
       play: ``(actor, carry, obs, is_first, key) -> (action, carry)``.
-      limit: steps after which an episode without end is cut.
+      limit: steps after which an episode without end is cut, as if it ended there.
 
     Returns:
-      Undiscounted returns ``[num_episodes]`` float32 and lengths, int32.
+      What was played, ``[num_episodes]`` each.
     """
     key_reset, key_steps = jax.random.split(key)
     first = reset(env, key_reset, num_episodes)
 
-    def running(moving: tuple) -> Array:
-        t, _, _, done, _, _ = moving
-        return (t < limit) & ~done.all()
-
-    def one_step(moving: tuple) -> tuple:
-        t, carry, envs, done, returns, lengths = moving
+    @partial(jax.jit, inline=True)  # traced once, for the shapes of `info` and for the loop
+    def advance(t: Array, carry: PyTree, envs: Environments) -> Any:
         key_act, key_env = jax.random.split(jax.random.fold_in(key_steps, t))
         action, carry = play(actor, carry, envs.obs, envs.is_first, key_act)
         env_keys = jax.random.split(key_env, (num_episodes, 2))
         # Only first episodes count, so that no other reset has to be compiled.
-        envs, outcome = step(env, env_keys, envs, action, (first.state, first.obs))
-        returns = returns + jnp.where(done, 0.0, outcome.reward)
-        lengths = lengths + jnp.where(done, 0, 1)
-        return t + 1, carry, envs, done | envs.ended, returns, lengths
+        return carry, *step(env, env_keys, envs, action, (first.state, first.obs))
 
-    zeros = jnp.zeros(num_episodes)
-    start = (
-        jnp.zeros((), jnp.int32),
-        carry,
-        first,
-        zeros.astype(bool),
-        zeros,
-        zeros.astype(jnp.int32),
-    )
-    *_, returns, lengths = jax.lax.while_loop(running, one_step, start)
-    return returns, lengths
+    def running(moving: tuple) -> Array:
+        t, _, _, done, _ = moving
+        return (t < limit) & ~done.all()
+
+    def one_step(moving: tuple) -> tuple:
+        t, carry, envs, done, played = moving
+        carry, envs, outcome = advance(t, carry, envs)
+        played = Played(
+            returns=played.returns + jnp.where(done, 0.0, outcome.reward),
+            lengths=played.lengths + jnp.where(done, 0, 1),
+            info=_add_info(played.info, outcome.info, done),
+        )
+        return t + 1, carry, envs, done | envs.ended, played
+
+    start, nothing = jnp.zeros((), jnp.int32), jnp.zeros(num_episodes)
+    *_, outcome = jax.eval_shape(advance, start, carry, first)
+    info = {prefix + name: nothing for name in outcome.info for prefix in OWN_NUMBERS}
+    played = Played(returns=nothing, lengths=nothing.astype(jnp.int32), info=info)
+    moving = start, carry, first, nothing.astype(bool), played
+    *_, played = jax.lax.while_loop(running, one_step, moving)
+    return played
+
+
+def _add_info(before: Metrics, info: Metrics, done: Array) -> Metrics:
+    """`Played.info` of episodes ``[num_episodes]`` after a step with this ``info``, which counts
+    where they were not ``done`` before."""
+    steps, end = OWN_NUMBERS
+    after = {}
+    for name, x in info.items():
+        x = x.astype(jnp.float32)
+        after[steps + name] = before[steps + name] + jnp.where(done, 0.0, x)
+        after[end + name] = jnp.where(done, before[end + name], x)
+    return after

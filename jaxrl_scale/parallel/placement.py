@@ -259,12 +259,10 @@ class Placement:
 
         return compile_and_check
 
-    def over_agents(
-        self, f: Callable[..., Array], name: str = ""
-    ) -> Callable[..., np.ndarray | None]:
+    def over_agents(self, f: Callable[..., PyTree], name: str = "") -> Callable[..., PyTree | None]:
         """``f``, which sees one agent, for all agents of the run: it takes trees of the agents that
-        this process holds, ``[P_own, ...]`` on the host, and returns ``[P, ...]`` on the host. It
-        is compiled at its first call; ``name`` as for `compile`.
+        this process holds, ``[P_own, ...]`` on the host, and returns one ``[P, ...]`` on the host,
+        of numbers of 32 bits. It is compiled at its first call; ``name`` as for `compile`.
 
         Where whole agents are placed on devices, every process has to call it. Else process 0
         computes it by itself, and the others get None.
@@ -274,7 +272,7 @@ class Placement:
         def on_one_device(*trees: PyTree) -> PyTree:
             return self._gathered(self.map_agents(f, *trees))
 
-        def call(*trees: PyTree) -> np.ndarray | None:
+        def call(*trees: PyTree) -> PyTree | None:
             nonlocal compiled
             if self.by_agents:
                 trees = self.split_shared(trees)
@@ -286,7 +284,7 @@ class Placement:
             if compiled is None:
                 mapped, device = jax.jit(on_one_device), self.at_hand[:1]
                 compiled = self._traced(mapped, trees, self.compiler_options, device, name)()
-            return np.asarray(compiled(*trees))
+            return jax.tree.map(np.asarray, compiled(*trees))
 
         return call
 

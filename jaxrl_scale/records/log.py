@@ -16,13 +16,13 @@ from jaxrl_scale.config.files import to_json
 from jaxrl_scale.errors import FINISHED, NOT_FINITE, STOPPED, RunError, how_many
 from jaxrl_scale.parallel.hosts import Hosts
 from jaxrl_scale.parallel.machine import Memory
-from jaxrl_scale.records import checkpoint, notebook
+from jaxrl_scale.records import checkpoint, notebook, statistics
 from jaxrl_scale.records.progress import Clock, Progress
 from jaxrl_scale.records.row_writer import RowWriter
 from jaxrl_scale.records.rows import Row, Summary, centre, normalized
 from jaxrl_scale.records.run_directory import RunDirectory, plain, short
-from jaxrl_scale.records.statistics import summarize
 from jaxrl_scale.records.terminal import Terminal
+from jaxrl_scale.types import Played
 from jaxrl_scale.user_code import errors_in_one_line
 
 STATUSES = {"done": FINISHED, "failed": NOT_FINITE, "stopped": STOPPED}
@@ -54,7 +54,7 @@ class Log:
     ):
         self.iteration = 0
         self.is_evaluated = False  # in this iteration
-        self.returns: dict[str, np.ndarray] | None = None  # [P, episodes] of that evaluation
+        self.played: dict[str, Played] | None = None  # [P, episodes] of that evaluation
         self._config, self._run, self._hosts, self._clock = config, run, hosts, clock
         self._advice, self._on_row = advice, on_row
         self._progress = Progress(config.num_seeds)
@@ -138,14 +138,14 @@ class Log:
     def record(self, metrics: dict[str, np.ndarray]) -> None:
         """The next iteration has ended, with these metrics ``[P]``."""
         self.iteration, self._metrics = self.iteration + 1, metrics
-        self.is_evaluated, self.returns = False, None
+        self.is_evaluated, self.played = False, None
         self._progress.record(self.iteration, metrics)
         self._clock.note(self._progress.env_steps, self._progress.recent_return)
 
-    def evaluated(self, returns: dict[str, np.ndarray] | None) -> None:
-        """The agents were evaluated after this iteration: ``[P, episodes]`` by the name of the
-        metric, ``eval_return`` among them; None in a process that does not have them."""
-        self.is_evaluated, self.returns = True, returns
+    def evaluated(self, played: dict[str, Played] | None) -> None:
+        """The agents were evaluated after this iteration: ``[P, episodes]`` by what their metrics
+        begin with, ``eval`` among them; None in a process that does not have them."""
+        self.is_evaluated, self.played = True, played
 
     def write(self, memory: Memory) -> None:
         """Write a row of metrics, show it, and hand it to the user's function, whose error is a
@@ -158,8 +158,7 @@ class Log:
             "peak_memory_mb": memory.peak,
         }
         if self.is_evaluated:
-            means = {name: self._mean(name) for name in self.returns or ("eval_return",)}
-            row |= means | normalized(self._config.env, means)
+            row |= self._evaluation()
         if self._writer:
             self._writer.log(row)
         self._terminal.update(row)
@@ -175,12 +174,18 @@ class Log:
     @property
     def eval_return(self) -> float | None:
         """The interquartile mean over agents of this iteration's evaluation; None without one."""
-        return self._mean("eval_return")
+        return self._evaluation()["eval_return"]
 
-    def _mean(self, name: str) -> float | None:
-        if self.returns is None:
-            return None
-        return self._progress.iqm(self.returns[name].mean(1, dtype=np.float64))
+    def _evaluation(self) -> dict[str, float | None]:
+        """What a row has of this iteration's evaluation."""
+        scores: dict[str, float | None] = {"eval_return": None}
+        if self.played is None:
+            return scores
+        for name, played in self.played.items():
+            means = statistics.means(played)
+            scores |= {f"{name}_{metric}": self._progress.iqm(x) for metric, x in means.items()}
+        returns = {f"{name}_return": scores[f"{name}_return"] for name in self.played}
+        return scores | normalized(self._config.env, returns)
 
     @property
     def score(self) -> float | None:
@@ -222,12 +227,12 @@ class Log:
             **self._clock.summary(),
             "peak_memory_mb": memory.peak,
         }
-        if status == "done" and self.returns is not None:
-            told = {name: summarize(x, failed) for name, x in self.returns.items()}
-            summary["evaluation"] = told["eval_return"]
-            if "test_return" in told:
-                summary["test"] = told["test_return"]
-            centres = {name: centre(evaluation) for name, evaluation in told.items()}
+        if status == "done" and self.played is not None:
+            told = {name: statistics.evaluation(x, failed) for name, x in self.played.items()}
+            summary["evaluation"] = told["eval"]
+            if "test" in told:
+                summary["test"] = told["test"]
+            centres = {f"{name}_return": centre(evaluation) for name, evaluation in told.items()}
             summary |= normalized(self._config.env, centres)  # type: ignore[typeddict-item]
         writer, self._writer = self._writer, None
         if writer:

@@ -8,12 +8,14 @@ A **row** is a flat dict. It has
   and their mean return and length;
 - ``return_100``: the mean return over the most recent iterations that together contain at least
   100 finished episodes;
-- ``eval_return``, if the agents were evaluated in this iteration, and ``test_return``, if they were
-  evaluated with ``test_env_kwargs`` too; ``eval_normalized`` and ``test_normalized``, the same by
-  the range that was published for the environment, if one was;
+- ``eval_return`` and ``eval_length``, if the agents were evaluated in this iteration, and
+  ``test_return`` and ``test_length``, if they were evaluated with ``test_env_kwargs`` too;
+  ``eval_normalized`` and ``test_normalized``, the returns by the range that was published for the
+  environment, if one was;
 - ``memory_mb`` and ``peak_memory_mb``;
 - ``env/<name>`` and ``env_end/<name>``, the means since the row before of the numbers that the
-  environment reports by itself (`jaxrl_scale.types.TimeStep`);
+  environment reports by itself (`jaxrl_scale.types.TimeStep`); of an evaluation they are
+  ``eval_env/<name>`` and so on;
 - the metrics of the algorithm, which ``docs/metrics.md`` explains.
 
 With several agents a number that each of them has is the interquartile mean over those that have
@@ -52,6 +54,7 @@ config."""
 OF_THE_RUN = TIMINGS | {
     *("iteration", "env_steps", "episodes", "return", "length", "return_100"),
     *("eval_return", "test_return", "eval_normalized", "test_normalized"),
+    *("eval_length", "test_length"),
     *("param_norm", "per_agent", "failed"),
 }
 """What a row has of the run itself: no metric of an algorithm may have such a name."""
@@ -74,6 +77,8 @@ TAGS = {
     "episodes": "episode/count",
     "eval_return": "evaluation/return",
     "test_return": "evaluation/test_return",
+    "eval_length": "evaluation/length",
+    "test_length": "evaluation/test_length",
     "eval_normalized": "evaluation/normalized",
     "test_normalized": "evaluation/test_normalized",
     "loss": "loss/total",
@@ -116,7 +121,7 @@ def normalized(env_id: str, means: Mapping[str, float | None]) -> dict[str, floa
 
 
 class Evaluation(TypedDict):
-    """Returns of the final evaluation: statistics over agents, or over the episodes of one."""
+    """The final evaluation: statistics of returns over agents, or over the episodes of one."""
 
     mean: float | None
     iqm: float | None  # interquartile mean
@@ -126,6 +131,10 @@ class Evaluation(TypedDict):
     per_agent: list[float | None]  # each agent's mean return; None where it failed
     # The 95 % interval of each agent's mean, over its episodes. Runs of earlier versions have none.
     per_agent_ci95: NotRequired[list[tuple[float | None, float | None]] | None]
+    # Means over the agents that did not fail: the length of episodes in steps, and the
+    # environment's own numbers by their names in a row. Runs of earlier versions have none.
+    length: NotRequired[float | None]
+    info: NotRequired[dict[str, float | None] | None]
 
 
 def centre(evaluation: Evaluation) -> float | None:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_scale.records.rows import Evaluation
+from jaxrl_scale.types import OWN_NUMBERS, Played
 
 FEW = 8
 """With fewer numbers than this the percentile bootstrap's intervals are too narrow: of normal ones
@@ -115,6 +116,35 @@ def _bootstrap(sample: np.ndarray, centre: Callable[[np.ndarray], Any], seed: in
 
 def _mean(values: np.ndarray) -> Any:
     return values.mean(-1, dtype=np.float64)
+
+
+def means(played: Played) -> dict[str, np.ndarray]:
+    """Each agent's means ``[P]`` over its episodes ``[P, episodes]``, by the names that they have
+    in a row of metrics: ``return``, ``length``, and the environment's own numbers, which are means
+    over all steps (``env/``) or over the episodes' last steps (``env_end/``), as in training."""
+    lengths = np.asarray(played.lengths)
+    counts = {"steps": lengths.sum(1), "ended": lengths.shape[1]}
+    return {
+        "return": played.returns.mean(1, dtype=np.float64),
+        "length": lengths.mean(1, dtype=np.float64),
+    } | {
+        name: played.info[name].sum(1, dtype=np.float64) / counts[number]
+        for prefix, number in OWN_NUMBERS.items()
+        for name in sorted(played.info)
+        if name.startswith(prefix)
+    }
+
+
+def evaluation(played: Played, failed: Collection[int] = ()) -> Evaluation:
+    """``evaluation`` of ``summary.json``: `summarize`, and the means over the agents that it counts
+    of their `means`."""
+    found = summarize(np.asarray(played.returns), failed)
+    out = [k for k, score in enumerate(found["per_agent"]) if score is None]
+    of_agents = {name: counted(x, out) for name, x in means(played).items()}
+    told = {name: float(x.mean()) if len(x) else None for name, x in of_agents.items()}
+    found["length"] = told["length"]
+    found["info"] = {name: x for name, x in told.items() if name.startswith(tuple(OWN_NUMBERS))}
+    return found
 
 
 def summarize(returns: np.ndarray, failed: Collection[int] = ()) -> Evaluation:
