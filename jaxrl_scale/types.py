@@ -313,11 +313,14 @@ class Algorithm(NamedTuple):
     init_carry: Callable[[int], PyTree]
     """``(B) -> Carry[B, ...]``; ``()`` for feed-forward policies"""
     actor: Callable[[PyTree, Time], PyTree]
-    """``(Shared, Time) -> Actor``"""
+    """``(Shared, Time) -> Actor``, whose ``params`` are those of an agent that is evaluated"""
     act: Callable[..., tuple[Array, PyTree, PyTree]]
     """``(Actor, Local, Carry, obs[B], is_first[B], key, greedy=False) ->
     (action[B], Carry, extras[B])``; ``greedy`` is a Python bool. ``Local`` is None where an agent
     is evaluated, which no shard does."""
+    outputs: Callable[..., dict[str, Array]]
+    """``(Actor, Carry, obs[B], is_first[B]) -> {name: [B, ...]}``: what the network of an agent
+    that is evaluated says, for whoever asks (`jaxrl_scale.learning.networks.outputs`)"""
     update: Callable[[PyTree, PyTree, Rollout, Key, Time], tuple[PyTree, PyTree, Metrics]]
     """``(Shared, Local[S], Rollout[S], key, Time) -> (Shared, Local[S], Metrics)``. The key is
     the same on every device: fold in `Pool.shard_index` for what belongs to a shard."""

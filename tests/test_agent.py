@@ -4,6 +4,7 @@ import collections
 import re
 import shutil
 
+import algorithms
 import host_cartpole
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,8 @@ from test_randomness import Recorder
 from jaxrl_scale import Config, algos
 from jaxrl_scale.envs.draw import side_by_side
 from jaxrl_scale.errors import RunError
+from jaxrl_scale.learning import networks, normalize
+from jaxrl_scale.learning.normalize import Statistics
 from jaxrl_scale.loop.agent import Agent, load, read_acting
 from jaxrl_scale.parallel.sums import local_pool
 from jaxrl_scale.records.checkpoint import Checkpoints
@@ -66,6 +69,7 @@ class Never:
         return jnp.zeros(obs.shape[0], jnp.int32), carry, ()
 
     init_carry = staticmethod(lambda number: ())
+    outputs = staticmethod(lambda *_: {})
 
 
 def test_of_several_recorded_games_each_stands_still_when_it_is_over():
@@ -245,6 +249,7 @@ def test_an_agent_loads_from_the_arrays_that_acting_needs_alone(algo, tmp_path):
     obs = np.random.default_rng(0).normal(size=(64, 4))
     for greedy in (True, False):
         assert (whole.act(obs, greedy) == small.act(obs, greedy)).all()
+    assert differing(whole.outputs(obs), small.outputs(obs)) == []
 
 
 def test_each_agent_of_a_population_acts_with_weights_of_its_own():
@@ -270,3 +275,129 @@ def test_an_episode_is_recorded_with_the_actions_that_were_asked_for(monkeypatch
         asked.clear()
         frames = agent.record(greedy=greedy)
         assert asked == [(greedy, [t == 0]) for t in range(len(frames) - 1)]
+
+
+# --- what the network says ----------------------------------------------------------------------
+
+
+def told(name="ppo", env="CartPole-v1", **options):
+    """An agent with random parameters and statistics, the second of two, and 32 observations."""
+    if name in ("dqn", "apex", "sac"):
+        options |= {"replay_size": 2048}
+    config = algos.get(name).Config(normalize_observations=True, **options)
+    agent, draw = untrained(env=env, algo=config, num_seeds=2), np.random.default_rng(0)
+
+    def random(x):
+        drawn = np.abs(draw.normal(size=x.shape)).astype(x.dtype) + 0.5
+        return drawn * draw.choice([-1, 1], x.shape).astype(x.dtype)
+
+    actor = jax.tree.map(random, agent.actor)
+
+    def seen(x):
+        return x._replace(variance=np.abs(x.variance)) if isinstance(x, Statistics) else x
+
+    agent.actor = jax.tree.map(seen, actor, is_leaf=lambda x: isinstance(x, Statistics))
+    agent.index = 1
+    return agent, draw.normal(size=(32, *agent.env.spec.observation_shape)).astype(np.float32)
+
+
+def by_hand(agent, obs, torso, head):
+    """Dense layers of NumPy, on normalized observations."""
+    statistics = getattr(agent.actor, "newest", agent.actor).observation
+    mean, variance = statistics.mean[1], statistics.variance[1]
+    layer, last = agent.params[torso]["Dense_0"], agent.params[head]
+    hidden = np.tanh((obs - mean) / np.sqrt(variance + 1e-8) @ layer["kernel"] + layer["bias"])
+    return hidden @ last["kernel"] + last["bias"]
+
+
+def softmax(logits):
+    return np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+
+
+CONTINUOUS = "LunarLanderContinuous-v3"  # whose actions are two numbers
+
+
+def assert_told(agent, obs, wanted):
+    said = agent.outputs(obs)
+    assert said.keys() == wanted.keys()
+    for name, x in wanted.items():
+        np.testing.assert_allclose(said[name], x, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(agent.outputs(obs[3])[name], x[3], rtol=1e-4, atol=1e-5)
+        assert isinstance(said[name], np.ndarray)
+
+
+def test_ppo_tells_the_probabilities_of_actions_and_the_value():
+    agent, obs = told()
+    logits, value = by_hand(agent, obs, "actor", "policy"), by_hand(agent, obs, "critic", "value")
+    assert_told(agent, obs, {"probabilities": softmax(logits), "value": value[:, 0]})
+
+
+def test_ppo_tells_the_gaussian_of_continuous_actions_and_the_value():
+    agent, obs = told(env=CONTINUOUS)
+    mean, value = by_hand(agent, obs, "actor", "policy"), by_hand(agent, obs, "critic", "value")
+    std = np.broadcast_to(np.exp(agent.params["log_std"]), (len(obs), 2))
+    assert_told(agent, obs, {"mean": mean, "std": std, "value": value[:, 0]})
+    np.testing.assert_allclose(agent.act(obs), np.clip(mean, -1, 1), rtol=1e-4, atol=1e-5)
+
+
+def test_dqn_tells_the_values_of_actions():
+    agent, obs = told("dqn")
+    assert_told(agent, obs, {"q_values": by_hand(agent, obs, "torso", "action_values")})
+
+
+def test_sac_tells_the_gaussian_that_it_squashes():
+    agent, obs = told("sac", CONTINUOUS)
+    policy = by_hand(agent, obs, "torso", "policy")
+    mean, log_std = policy[:, :2], policy[:, 2:]
+    assert (log_std > 2).any()  # which are bounded
+    assert_told(agent, obs, {"mean": mean, "std": np.exp(np.clip(log_std, -20, 2))})
+    np.testing.assert_allclose(agent.act(obs), np.tanh(mean), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", algorithms.NAMES)
+def test_every_algorithm_acts_by_what_it_tells(name):
+    agent, obs = told(name, CONTINUOUS if name in algorithms.CONTINUOUS else "CartPole-v1")
+    said, actions = agent.outputs(obs), agent.act(obs)
+    if name in algorithms.CONTINUOUS:
+        np.testing.assert_allclose(np.tanh(said["mean"]), actions, rtol=1e-5)
+        return
+    best = said["q_values"] if "q_values" in said else said["probabilities"]
+    assert best.shape == (32, 2)
+    np.testing.assert_array_equal(best.argmax(-1), actions)
+    assert set(actions) == {0, 1}, "another seed is needed"
+    whole = jax.tree.map(lambda x: x[1], getattr(agent.actor, "newest", agent.actor).params)
+    assert differing(whole, agent.params) == []
+
+
+def test_the_probabilities_are_those_of_sampled_actions():
+    agent, obs = told()
+    agent.actor = jax.tree.map(lambda x: x / 4 if x.dtype == np.float32 else x, agent.actor)
+    (probabilities,) = agent.outputs(obs[:1])["probabilities"]
+    assert 0.2 < probabilities[0] < 0.8, "another seed is needed"
+    drawn = agent.act(obs[:1].repeat(4000, 0), greedy=False)
+    assert abs((drawn == 0).mean() - probabilities[0]) < 0.03
+
+
+def test_a_policy_with_a_memory_tells_what_it_makes_of_it_and_remembers_nothing_new():
+    """At every step before it acts, as its network says of the whole sequence at once."""
+    agent, obs = told(recurrent=True)
+    sequence, first = obs.reshape(8, 4, -1), np.zeros((8, 4), bool)
+    first[0], first[5, 2] = True, True
+    network = networks.make_recurrent(agent.config, agent.env.spec)
+    weights = jax.tree.map(lambda x: x[1], agent.actor)
+    _, (policy, value) = network.apply(
+        weights.params,
+        network.init_carry(4),
+        normalize.apply(weights.observation, sequence),
+        first,
+    )
+    for t in range(8):
+        for _ in range(2):
+            said = agent.outputs(sequence[t], first[t])
+            np.testing.assert_allclose(said["probabilities"], softmax(policy[t]), rtol=1e-4)
+            np.testing.assert_allclose(said["value"], value[t], rtol=1e-4)
+        agent.act(sequence[t], is_first=first[t])
+    with pytest.raises(RunError, match="remembers 4 episodes, and this is a batch of 32; agent"):
+        agent.outputs(obs)
+    with pytest.raises(RunError, match=r"shape \(3,\) is none of CartPole-v1"):
+        agent.outputs(np.zeros(3))

@@ -73,6 +73,7 @@ def test_the_lines_of_python_for_users_of_stable_baselines_run(tmp_path, monkeyp
     exec(cell, names)
     assert names["agent"].config.seed == 1
     assert names["agent"].act([0.0, 0.1, 0.0, -0.1]) in (0, 1)
+    assert names["agent"].outputs([0.0, 0.1, 0.0, -0.1]).keys() == {"probabilities", "value"}
     shipped = files.shipped("CartPole-v1", "dqn")
     assert (shipped.env, shipped.algo.name) == ("CartPole-v1", "dqn")
     assert package.main(["runs", "--csv"]) == 0

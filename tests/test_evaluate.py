@@ -565,6 +565,9 @@ def test_an_agent_of_gymnasiums_numbers_sees_and_takes_them_as_they_are(monkeypa
     actions = agent.act(seen)
     assert set(actions) <= {7, 8}
     np.testing.assert_array_equal(agent.act(np.eye(3)[seen - 5]), actions)
+    said = agent.outputs(seen)["probabilities"]
+    np.testing.assert_array_equal(7 + said.argmax(-1), actions)
+    np.testing.assert_array_equal(agent.outputs(np.eye(3)[seen - 5])["probabilities"], said)
     assert agent.evaluate(2).returns.shape == (1, 2)
 
 

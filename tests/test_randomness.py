@@ -87,6 +87,7 @@ class Recorder:
             init_carry=lambda num_envs: (),
             actor=lambda shared, time: shared,
             act=act,
+            outputs=lambda *_: {},
             update=update,
         )
 

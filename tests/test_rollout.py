@@ -22,6 +22,7 @@ def constant_algorithm(action):
         init_carry=lambda num_envs: jnp.zeros(num_envs, jnp.int32),
         actor=lambda shared, iteration: shared,
         act=act,
+        outputs=lambda *_: {},
         update=lambda shared, local, rolled, key, iteration: (shared, local, {}),
     )
 

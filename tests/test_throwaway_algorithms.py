@@ -82,6 +82,7 @@ def make_recurrent(config, spec, pool):
         init_carry=lambda num_envs: jnp.zeros((num_envs, size)),
         actor=lambda shared, time: shared.params,
         act=act,
+        outputs=lambda *_: {},
         update=update,
     )
 
@@ -163,6 +164,7 @@ def make_replay(config, spec, pool):
         init_carry=lambda num_envs: (),
         actor=lambda shared, time: shared.params,
         act=act,
+        outputs=lambda *_: {},
         update=update,
     )
 

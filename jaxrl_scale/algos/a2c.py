@@ -130,5 +130,6 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         init_carry=lambda num_envs: (),
         actor=on_policy.actor,
         act=act,
+        outputs=partial(networks.outputs, network),
         update=update,
     )

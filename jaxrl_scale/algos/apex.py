@@ -78,6 +78,10 @@ class Actor(NamedTuple):
     behaviour: Weights
     newest: Weights
 
+    @property
+    def params(self) -> PyTree:
+        return self.newest.params
+
 
 class Local(NamedTuple):
     """What belongs to one shard."""
@@ -192,5 +196,6 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         init_carry=lambda num_envs: (),
         actor=actor,
         act=act,
+        outputs=lambda actor, *seen: networks.outputs(network, actor.newest, *seen),
         update=update,
     )

@@ -91,5 +91,6 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         init_carry=lambda num_envs: (),
         actor=q_learning.actor,
         act=q_learning.acting(network),
+        outputs=partial(networks.outputs, network),
         update=update,
     )

@@ -15,6 +15,10 @@ class Actor(NamedTuple):
     behaviour: Weights
     newest: Weights
 
+    @property
+    def params(self) -> PyTree:
+        return self.newest.params
+
 
 def actor(shared: Any) -> Actor:
     """Of a shared state with ``params``, ``observation`` and ``older``."""

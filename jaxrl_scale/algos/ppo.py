@@ -183,5 +183,6 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         init_carry=network.init_carry,
         actor=on_policy.actor,
         act=act,
+        outputs=partial(networks.outputs, network),
         update=update,
     )

@@ -8,6 +8,7 @@ along its own loss, with the others as they were before the step, and costs one 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, NamedTuple
 
 import jax
@@ -174,5 +175,6 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         init_carry=lambda num_envs: (),
         actor=actor,
         act=act,
+        outputs=partial(networks.outputs, network),
         update=update,
     )

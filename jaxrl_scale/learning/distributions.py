@@ -27,6 +27,9 @@ class Distribution(NamedTuple):
     """``(policy, action) -> [...]``"""
     entropy: Callable[[Array], Array]
     """``(policy) -> [...]``"""
+    parameters: Callable[[Array], dict[str, Array]]
+    """``(policy) -> {"probabilities": [..., n]}``, or ``{"mean": [..., *action.shape], "std": the
+    same}`` of continuous actions"""
 
     def choose(self, key: Key, policy: Array, greedy: bool) -> Array:
         """A sample, or the likeliest action; ``greedy`` is a Python bool."""
@@ -61,7 +64,12 @@ def categorical(action: Discrete) -> Distribution:
         log_p = log_probs(logits)
         return -(jnp.exp(log_p) * log_p).sum(-1)
 
-    return Distribution(action.n, 0, sample, lambda logits: logits.argmax(-1), log_prob, entropy)
+    def parameters(logits: Array) -> dict[str, Array]:
+        return {"probabilities": jax.nn.softmax(logits)}
+
+    return Distribution(
+        action.n, 0, sample, lambda logits: logits.argmax(-1), log_prob, entropy, parameters
+    )
 
 
 def gaussian(action: Box) -> Distribution:
@@ -90,11 +98,24 @@ def gaussian(action: Box) -> Distribution:
     def entropy(policy: Array) -> Array:
         return (split(policy)[1] + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
 
-    return Distribution(2 * size, size, sample, lambda p: shaped(split(p)[0]), log_prob, entropy)
+    def mode(policy: Array) -> Array:
+        return shaped(split(policy)[0])
+
+    def parameters(policy: Array) -> dict[str, Array]:
+        return {"mean": mode(policy), "std": shaped(jnp.exp(split(policy)[1]))}
+
+    return Distribution(2 * size, size, sample, mode, log_prob, entropy, parameters)
 
 
 LOG_STD = -20.0, 2.0
 """Bounds of the log standard deviation of a squashed Gaussian, as published."""
+
+
+def gaussian_of(policy: Array) -> tuple[Array, Array]:
+    """Mean and log standard deviation, ``[..., n]`` each, of the Gaussian numbers that `squashed`
+    makes actions of."""
+    mean, log_std = jnp.split(policy, 2, axis=-1)
+    return mean, jnp.clip(log_std, *LOG_STD)
 
 
 def squashed(policy: Array, noise: Array) -> tuple[Array, Array]:
@@ -108,8 +129,7 @@ def squashed(policy: Array, noise: Array) -> tuple[Array, Array]:
     Returns:
       ``[..., n]`` and ``[...]``.
     """
-    mean, log_std = jnp.split(policy, 2, axis=-1)
-    log_std = jnp.clip(log_std, *LOG_STD)
+    mean, log_std = gaussian_of(policy)
     gaussian = mean + jnp.exp(log_std) * noise
     log_density = -0.5 * jnp.square(noise) - log_std - 0.5 * math.log(2 * math.pi)
     return jnp.tanh(gaussian), (log_density - log_slope(gaussian)).sum(-1)

@@ -82,6 +82,8 @@ class ActorCritics(NamedTuple):
 
     size: int
     """``n``"""
+    shaped: Callable[[Array], Array]
+    """``(x [..., n]) -> [..., *action.shape]``"""
     to_box: Callable[[Array], Array]
     """``(x [..., n]) -> action [..., *action.shape]``, in the environment's bounds"""
     from_box: Callable[[Array], Array]
@@ -198,8 +200,11 @@ def make_actor_critics(config: Sizes, spec: EnvSpec) -> ActorCritics:
             "values": values.init(key_values, obs, jnp.zeros((1, size)))["params"],
         }
 
+    def shaped(x: Array) -> Array:
+        return x.reshape(*x.shape[:-1], *action.shape)
+
     def to_box(x: Array) -> Array:
-        return (center + half * x).reshape(*x.shape[:-1], *action.shape)
+        return shaped(center + half * x)
 
     def from_box(x: Array) -> Array:
         flat = x.reshape(*x.shape[: x.ndim - len(action.shape)], size)
@@ -207,6 +212,7 @@ def make_actor_critics(config: Sizes, spec: EnvSpec) -> ActorCritics:
 
     return ActorCritics(
         size=size,
+        shaped=shaped,
         to_box=to_box,
         from_box=from_box,
         init=init,
@@ -268,6 +274,38 @@ def evaluate(
     if math.prod(rollout.obs.shape[2:]) < _LARGE:
         return results(rollout.carry, rollout.obs, rollout.is_first)[1]
     return jax.lax.scan(one_step, rollout.carry, (rollout.obs, rollout.is_first))[1]
+
+
+def outputs(
+    network: Network | QNetwork | RecurrentNetwork | ActorCritics,
+    weights: Any,
+    carry: PyTree,
+    obs: Array,
+    is_first: Array,
+) -> dict[str, Array]:
+    """What a network says of a batch of observations ``[B, *observation_shape]``, by name.
+
+    Of discrete actions these are ``probabilities [B, n]``, of continuous ones ``mean`` and ``std``,
+    ``[B, *action.shape]`` each, before they are clipped, and of both the observation's ``value
+    [B]``; from `make_q` ``q_values [B, n]``; and from `make_actor_critics` ``mean`` and ``std`` of
+    the Gaussian numbers of which the hyperbolic tangent, scaled to the bounds, is the action.
+
+    Args:
+      weights: what has the fields of `Weights`; ``params`` are those that act.
+      carry: the memory ``[B, ...]``, ``()`` without one.
+    """
+    obs = normalize.apply(weights.observation, obs)
+    if isinstance(network, QNetwork):
+        return {"q_values": network.apply(weights.params, obs)}
+    if isinstance(network, ActorCritics):
+        mean, log_std = distributions.gaussian_of(network.policy(weights.params, obs))
+        return {"mean": network.shaped(mean), "std": network.shaped(jnp.exp(log_std))}
+    if isinstance(network, RecurrentNetwork):
+        _, both = network.apply(weights.params, carry, obs[None], is_first[None])
+        policy, value = (x[0] for x in both)
+    else:
+        policy, value = network.apply(weights.params, obs)
+    return network.policy.parameters(policy) | {"value": value}
 
 
 def values(

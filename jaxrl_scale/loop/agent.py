@@ -67,6 +67,7 @@ class Agent:
 
     def __post_init__(self) -> None:
         self._compiled_act = jax.jit(self.algo.act, static_argnums=6)
+        self._compiled_outputs = jax.jit(self.algo.outputs)
         self.reset()
 
     def reset(self, seed: int = 0) -> None:
@@ -94,8 +95,60 @@ class Agent:
             return taken
         return self._act(obs, greedy, is_first)
 
+    def outputs(self, obs: np.ndarray, is_first: np.ndarray | None = None) -> dict[str, np.ndarray]:
+        """What the agent's network says of one observation, or of a batch of ``B``: arrays by
+        name, without the first axis of those below for one observation.
+
+        ================== =====================================================================
+        PPO, A2C, IMPALA   ``value [B]``, the estimate of the discounted return; of discrete
+                           actions ``probabilities [B, n]``, of continuous ones ``mean`` and
+                           ``std``, ``[B, *action.shape]``, of the Gaussian whose numbers are
+                           clipped to the bounds
+        SAC                ``mean`` and ``std`` of the Gaussian whose hyperbolic tangent, scaled to
+                           the bounds, is the action
+        DQN, Ape-X, PQN    ``q_values [B, n]``, the values of the actions
+        ================== =====================================================================
+
+        With ``scale_rewards`` (PPO, A2C, IMPALA, PQN) values are in scaled rewards. Actions are
+        counted from 0, in an environment of Gymnasium too. A policy with a memory sees the
+        observations with what it remembers, and remembers nothing new: ask before `act`.
+
+        Args:
+          obs, is_first: as for `act`.
+        """
+        env: Any = self.env
+        if env.spec.id.startswith("gymnasium:"):
+            obs = env.seen(obs)
+        batch, carry, first, one = self._seen(obs, is_first)
+        with backend.settings_of(self.config):
+            said = self._compiled_outputs(self._own(self.actor), carry, batch, first)
+        return {name: np.asarray(x)[0] if one else np.asarray(x) for name, x in said.items()}
+
+    @property
+    def params(self) -> PyTree:
+        """The parameters of the agent's network, a tree of NumPy arrays; of SAC those of its
+        policy, since acting needs no critic."""
+        return jax.tree.map(np.asarray, self._own(self.actor.params))
+
+    def _own(self, of_all: PyTree) -> PyTree:
+        return jax.tree.map(lambda x: x[self.index], of_all)
+
     def _act(self, obs: np.ndarray, greedy: bool, is_first: np.ndarray | None) -> np.ndarray:
         """As `act`, in what the run's algorithm saw and did."""
+        batch, carry, first, one = self._seen(obs, is_first)
+        self._key, key = jax.random.split(self._key)
+        with backend.settings_of(self.config):
+            action, self._carry, _ = self._compiled_act(
+                self._own(self.actor), None, carry, batch, first, key, greedy
+            )
+        out = host_rollout.clipped(self.env.spec, np.asarray(action))
+        return out[0] if one else out
+
+    def _seen(
+        self, obs: np.ndarray, is_first: np.ndarray | None
+    ) -> tuple[np.ndarray, PyTree, np.ndarray, bool]:
+        """The observations as a batch ``[B, ...]``, what the agent remembers before them, which of
+        them open an episode, ``[B]``, and whether it is one observation alone."""
         spec = self.env.spec
         try:
             obs = np.asarray(obs, spec.observation_dtype)
@@ -108,9 +161,8 @@ class Agent:
                 f"an observation of shape {obs.shape} is none of {spec.id}; it should be "
                 f"{spec.observation_shape}, or a batch of these"
             )
-        if self._carry is None:
-            self._carry = self.algo.init_carry(len(batch))
-        remembers = [len(x) for x in jax.tree.leaves(self._carry)]
+        carry = self.algo.init_carry(len(batch)) if self._carry is None else self._carry
+        remembers = [len(x) for x in jax.tree.leaves(carry)]
         if remembers and remembers[0] != len(batch):
             raise RunError(
                 f"the agent remembers {how_many(remembers[0], 'episode')}, and this is a batch of "
@@ -121,14 +173,7 @@ class Agent:
             first = np.atleast_1d(np.asarray(is_first, bool))
         if first.shape != (len(batch),):
             raise RunError(f"is_first has shape {first.shape}; it should have ({len(batch)},)")
-        self._key, key = jax.random.split(self._key)
-        actor = jax.tree.map(lambda x: x[self.index], self.actor)
-        with backend.settings_of(self.config):
-            action, self._carry, _ = self._compiled_act(
-                actor, None, self._carry, batch, first, key, greedy
-            )
-        out = host_rollout.clipped(spec, np.asarray(action))
-        return out[0] if one else out
+        return batch, carry, first, one
 
     def evaluate(self, episodes: int = 128, greedy: bool = True, seed: int | None = None) -> Played:
         """Play whole episodes in our environment with all agents of the run. Returns their
