@@ -58,8 +58,8 @@ def _parser() -> commands.Parser:
         prog="python -m jaxrl_scale.evaluate",
         usage="python -m jaxrl_scale.evaluate RUN_DIR [--OPTION=VALUE ...]",
         description="Play whole episodes with the trained agents of a run, and tell their mean\n"
-        "return and length, and the means of the environment's own numbers, where it has any. A\n"
-        "run that is still training can be evaluated too: its newest checkpoint plays.",
+        "return and length, and the means of the environment's own numbers, where it has\n"
+        "any. A run that is still training can be evaluated too: its newest checkpoint plays.",
     )
     parser.add_argument(
         "run_dir", metavar="RUN_DIR", type=commands.path, help="directory of the run"

@@ -434,6 +434,7 @@ def test_an_evaluation_tells_an_environments_own_numbers(num_seeds, tmp_path, ca
     capfd.readouterr()
     agent = run.agent()
     lengths = agent.evaluate(config.eval_episodes).lengths
+    assert lengths.shape == (num_seeds, 20)
     assert len(set(lengths[0].tolist())) > 1
     returns, again, info = agent.evaluate(config.eval_episodes)
     np.testing.assert_array_equal(again, lengths)
