@@ -69,7 +69,6 @@ class Never:
         return jnp.zeros(obs.shape[0], jnp.int32), carry, ()
 
     init_carry = staticmethod(lambda number: ())
-    outputs = staticmethod(lambda *_: {})
 
 
 def test_of_several_recorded_games_each_stands_still_when_it_is_over():

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from jaxrl_scale.parallel.machine import visible_cores
 from jaxrl_scale.records import pieces, provenance
 from jaxrl_scale.records.checkpoint import restore_some
 from jaxrl_scale.records.run_directory import read_starts
-from jaxrl_scale.types import Algorithm, Environment, HostEnvironment, Played, PyTree
+from jaxrl_scale.types import Algorithm, Array, Environment, HostEnvironment, Played, PyTree
 from jaxrl_scale.user_code import errors_in_one_line
 
 LONGEST_VIDEO = 1_000
@@ -67,7 +67,6 @@ class Agent:
 
     def __post_init__(self) -> None:
         self._compiled_act = jax.jit(self.algo.act, static_argnums=6)
-        self._compiled_outputs = jax.jit(self.algo.outputs)
         self.reset()
 
     def reset(self, seed: int = 0) -> None:
@@ -123,6 +122,10 @@ class Agent:
         with backend.settings_of(self.config):
             said = self._compiled_outputs(self._own(self.actor), carry, batch, first)
         return {name: np.asarray(x)[0] if one else np.asarray(x) for name, x in said.items()}
+
+    @cached_property
+    def _compiled_outputs(self) -> Callable[..., dict[str, Array]]:
+        return jax.jit(self.algo.outputs)
 
     @property
     def params(self) -> PyTree:
