@@ -39,7 +39,7 @@ def trained(world, folder):
 def test_the_example_learns_by_the_line_on_the_page(world, folder):
     done = world.run(*LINE.split(), "--run_dir=learned", environment=QUICKLY)
     assert well(done).out.startswith("CartPole-v1: CartPole-v1, vpg:Config, ")
-    assert summary(folder / "learned")["evaluation"]["mean"] > 150  # at random: 22
+    assert summary(folder / "learned")["evaluation"]["mean"] > 100  # at random: 22
 
 
 def test_the_example_has_the_same_bits_on_two_devices_and_after_a_stop(world, folder, trained):
@@ -113,13 +113,13 @@ def begun(name):
             "fails",
             "params = network.init(key) if",
             "params = netw.init(key) if",
-            "fails.py, line 47: NameError: name 'netw' is not defined",
+            "fails.py, line 48: NameError: name 'netw' is not defined",
         ),
         (
             "traced",
-            "policy, _ = network.apply(params, obs)",
-            "policy, _ = network.apply(params, obs, obs)",
-            "traced.py, line 51: TypeError: ",
+            "network.apply(actor.params, obs)",
+            "network.apply(actor.params, obs, obs)",
+            "traced.py, line 52: TypeError: ",
         ),
         (
             "shapes",
@@ -179,6 +179,6 @@ def test_a_mistake_in_it_ends_the_command_with_one_line(world, folder):
         EXAMPLE.replace("vpg:Config", "wrong:Config").replace("rollout.valid", "rollout.value")
     )
     done = world.run(*options(SIZES | {"algo": "wrong:Config", "run_dir": "wrong"}))
-    said = "algorithm 'wrong:Config': update, wrong.py, line 68: AttributeError: 'Rollout'"
+    said = "algorithm 'wrong:Config': update, wrong.py, line 69: AttributeError: 'Rollout'"
     assert done.status == MISTAKE
     assert re.fullmatch(rf"error: {said} .*\n", done.err), done.err

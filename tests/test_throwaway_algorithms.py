@@ -266,7 +266,17 @@ def test_a_key_in_the_state_of_an_algorithm_is_an_error(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name", ["return", "steps", "env_steps", "param_norm", "env/x", "env_end/x"]
+    "name",
+    [
+        "return",
+        "steps",
+        "env_steps",
+        "param_norm",
+        "env/x",
+        "env_end/x",
+        "eval_env/x",
+        "test_env_end/x",
+    ],
 )
 def test_a_metric_with_the_name_of_a_number_of_the_run_is_an_error(name, monkeypatch):
     algo = changed(

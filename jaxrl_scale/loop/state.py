@@ -183,7 +183,8 @@ def learn(
         shared.algo, local, rolled, key, time_of(shared, num_iterations)
     )
     of_the_run = OF_THE_RUN | set(counts)
-    if taken := [x for x in sorted(metrics) if x in of_the_run or x.startswith(tuple(OWN_NUMBERS))]:
+    own = tuple(of + name for of in ("", "eval_", "test_") for name in OWN_NUMBERS)
+    if taken := [x for x in sorted(metrics) if x in of_the_run or x.startswith(own)]:
         raise RunError(
             f"metric {taken[0]!r} of the algorithm has the name of a number of the run's own; "
             "give it another"
