@@ -81,7 +81,7 @@ def modules_of_ones_own() -> list[str]:
     return [
         name
         for name, module in list(sys.modules.items())
-        if name != "__main__"
+        if name not in ("__main__", "__mp_main__")  # the second is multiprocessing's, of the same
         # Not getattr, for which a lazy module would be imported.
         and isinstance(file := getattr(module, "__dict__", {}).get("__file__"), str)
         and not file.startswith(known)

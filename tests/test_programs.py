@@ -278,9 +278,12 @@ def test_only_a_command_finds_programs(world, path):
 
 def test_a_module_of_ones_own_is_known(tmp_path, monkeypatch):
     """It may stand before a library's on sys.path, or be imported by a config file."""
+    for name in ("__main__", "__mp_main__"):  # the command's module, by Python and multiprocessing
+        monkeypatch.setitem(sys.modules, name, sys.modules[__name__])
     before = user_code.modules_of_ones_own()
     assert "test_programs" in before
     assert not {"jax", "numpy", "os", "pytest", "jaxrl_scale.train"} & {*before}
+    assert not {"__main__", "__mp_main__"} & {*before}
     (tmp_path / "some_helper.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "some_helper", raising=False)
