@@ -84,7 +84,7 @@ def _check_begun(run: Path, wanted: Config) -> None:
     """Raise a `RunError` if the run has begun with another config."""
     if not (run / "config.json").exists():
         return
-    begun = files.flatten(files.read_config(run / "config.json"))
+    begun = files.flatten(files.read_config(run / "config.json", look=True))
     free = {*command_line.CHANGEABLE, "run_dir"}
     for name, value in files.flatten(files.from_json(plain(files.to_json(wanted)))).items():
         if name not in free and begun.get(name) != value:

@@ -192,7 +192,7 @@ def _command(argv: list[str]) -> int:
         try:
             listed.append(past_run.read_any(path))
         except RunError as error:
-            print(f"left out: {error}", file=sys.stderr)
+            print(f"left out: {printable(str(error))}", file=sys.stderr)
     if not listed:
         raise RunError(f"no run was found in {', '.join(map(str, args.folders))}")
     write_csv(listed) if args.csv else print_table(listed)

@@ -9,6 +9,7 @@ runs code.
 from __future__ import annotations
 
 import importlib
+import keyword
 import os
 import re
 import sys
@@ -37,14 +38,14 @@ def load_by_name(kind: str, name: str, fits: Callable[[Any], bool], wanted: str)
     """
     module_name, _, attribute = name.partition(":")
     what = f"{kind} {name!r}"
-    if module_name.endswith(".py") or not re.fullmatch(r"\w+(\.\w+)*", module_name):
+    if module_name.endswith(".py") or not _is_module_name(module_name):
         stem = re.sub(r"\.py$", "", module_name).strip("./\\").replace("/", ".")
+        near = f"{stem if _is_module_name(stem) else 'my_module'}:{attribute}"
         raise RunError(
             f"{what}: {module_name!r} is not the name of a module; write it as Python's import "
-            f"does, such as {stem or 'my_module'}:{attribute}"
+            f"does, such as {one_line(near)}"
         )
-    if os.getcwd() not in sys.path:  # an installed command does not look where it was started
-        sys.path.append(os.getcwd())
+    look_in_this_folder()
     try:
         with errors_in_one_line(what):
             module = importlib.import_module(module_name)
@@ -58,7 +59,9 @@ def load_by_name(kind: str, name: str, fits: Callable[[Any], bool], wanted: str)
                 f"{os.getcwd()}"
             ) from None
         raise  # the module is there; something that it imports is not
-    if not hasattr(module, attribute):
+    with errors_in_one_line(what):
+        is_there = hasattr(module, attribute)
+    if not is_there:
         fitting = [known for known, value in vars(module).items() if fits(value)]
         hint = nearest(attribute, fitting) or ("; it has " + ", ".join(fitting) if fitting else "")
         if module_name == "__main__":
@@ -71,6 +74,17 @@ def load_by_name(kind: str, name: str, fits: Callable[[Any], bool], wanted: str)
         hint = f"{attribute!r} is an instance of {type(found).__name__}; name the class instead"
         raise RunError(f"{what}: {hint}")
     raise RunError(f"{what}: {attribute!r} was not called, because it should be {wanted}")
+
+
+def look_in_this_folder() -> None:
+    """Let Python import modules from where the command was started, which an installed command does
+    not do."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+
+
+def _is_module_name(text: str) -> bool:
+    return all(part.isidentifier() and not keyword.iskeyword(part) for part in text.split("."))
 
 
 def modules_of_ones_own() -> list[str]:

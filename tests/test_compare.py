@@ -82,6 +82,7 @@ def write_run(path, env, seed, final, test=None, status="done", rows=3):
     told |= {"env_steps": 100 * rows, "wall_seconds": 6.0 + seed, "steps_per_second": 50.0 + seed}
     if not failed:
         told["evaluation"] = statistics.summarize(np.array([[final, final]]))
+        told["evaluation"] |= {"length": 10 * final, "info": {"env/speed": 2 * final}}
         told |= {"test": statistics.summarize(np.array([[test, test]]))} if test else {}
     (path / "summary.json").write_text(json.dumps(told))
 
@@ -94,6 +95,8 @@ def test_seeds_stand_side_by_side_as_agents_of_one_run(tmp_path):
     assert (together.seeds, together.summary["failed"]) == ([4, 5, 7], [1])
     assert together.summary["evaluation"]["per_agent"] == [8, None, 6]
     assert together.summary["evaluation"]["iqm"] == 7
+    assert together.summary["evaluation"]["length"] == 70
+    assert together.summary["evaluation"]["info"] == {"env/speed": 14}
     assert together.summary["eval_normalized"] == pytest.approx(0.4)  # between 5 and 10
     assert together.summary["wall_seconds"] == 6 + 5.5  # of those that did not fail
     assert together.column("return").tolist() == [7, 14, 21]
@@ -110,8 +113,11 @@ def test_a_time_that_some_seeds_do_not_have_is_none_of_all(tmp_path):
         path = tmp_path / str(seed) / "summary.json"
         told = json.loads(path.read_text()) | {"seconds_to_target": reached}
         path.write_text(json.dumps(told))
+        del told["evaluation"]["length"], told["evaluation"]["info"]  # of an earlier version
+        path.write_text(json.dumps(told))
     together = past_run.side_by_side([past_run.read(tmp_path / x) for x in "01"], tmp_path)
     assert together.summary["seconds_to_target"] is None
+    assert together.summary["evaluation"]["length"] is None
 
 
 def test_configs_are_compared_with_the_first_one_in_every_environment(tmp_path, capsys):

@@ -3,16 +3,22 @@
 import hashlib
 import json
 import re
+import shutil
+import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 from processes import QUICKLY, REPOSITORY, checkpoints, options, summary, well
-from running import runner_of
+from running import differing, runner_of, steps
 
-from jaxrl_scale import algos
+from jaxrl_scale import algos, runs
 from jaxrl_scale.config import Config, check, files
 from jaxrl_scale.errors import MISTAKE, STOPPED, RunError
+from jaxrl_scale.records import past_run
 
 PAGE = (REPOSITORY / "docs" / "own_algorithm.md").read_text()
 EXAMPLE = next(block for block in re.findall(r"```python\n(.*?)```", PAGE, re.S))
@@ -65,10 +71,52 @@ def test_what_a_run_of_it_leaves_can_be_read_again(world, folder, trained):
 
     shown = well(world.run("--algo=vpg:Config", "--algo.gamma=0.9", "--dry_run")).out
     (folder / "mine.py").write_text(shown)
-    assert "\nimport vpg\n" in shown
-    assert "algo=vpg.Config(\n            gamma=0.9,\n        )" in shown
+    assert "\nimport vpg as algorithm\n" in shown
+    assert "algo=algorithm.Config(\n            gamma=0.9,\n        )" in shown
     again = well(world.run("--config=mine.py", "--dry_run")).out
     assert again.splitlines()[1:] == shown.splitlines()[1:]
+
+
+def test_a_command_that_does_not_look_where_it_is_started_finds_it(world, folder):
+    """As the installed one, whose sys.path begins with its own folder."""
+    shown = well(world.run("--algo=vpg:Config", "--dry_run")).out
+    (folder / "again.py").write_text(shown)
+    command = [sys.executable, "-P", "-m", "jaxrl_scale.train", "--config=again.py", "--dry_run"]
+    environment = world.environment | {"PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[1:] == shown.splitlines()[1:]
+
+
+def test_who_only_looks_at_a_run_of_it_imports_nothing(trained, tmp_path, monkeypatch, capsys):
+    """The module of a run that came from elsewhere may do anything."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(trained, tmp_path / "run")
+    (tmp_path / "vpg.py").write_text("raise SystemError('imported')")
+    assert runs.main(["."]) == 0
+    out, err = capsys.readouterr()
+    assert re.search(r"^run +CartPole-v1 +vpg:Config ", out, re.M)
+    assert err == ""
+    read = past_run.read_any(tmp_path / "run")
+    assert (read.config.algo.name, read.config.algo.gamma) == ("vpg:Config", 0.98)
+    assert "vpg" not in sys.modules
+    said = "^run/config.json: algorithm 'vpg:Config', vpg.py, line 1: SystemError: imported$"
+    with pytest.raises(RunError, match=said):
+        files.read_config(Path("run/config.json"))
+
+
+@pytest.mark.quickly
+def test_one_within_a_package_trains_several_agents(tmp_path, monkeypatch):
+    (tmp_path / "agents_of_mine").mkdir()
+    (tmp_path / "agents_of_mine" / "first.py").write_text(
+        EXAMPLE.replace("vpg:Config", "agents_of_mine.first:Config")
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    algo = algos.get("agents_of_mine.first:Config").Config()
+    config = Config(algo=algo, num_envs=8, hidden_sizes=(4,), num_seeds=2, devices=2)
+    state, rows = steps(runner_of(config), 2)
+    assert np.isfinite([row["value_loss"] for row in rows]).all()
+    assert differing(*(jax.tree.map(lambda x, k=k: x[k], state.shared.algo.params) for k in (0, 1)))
 
 
 # --- what is wrong with one -------------------------------------------------------------------
@@ -113,13 +161,13 @@ def begun(name):
             "fails",
             "params = network.init(key) if",
             "params = netw.init(key) if",
-            "fails.py, line 48: NameError: name 'netw' is not defined",
+            "PATH, line 48: NameError: name 'netw' is not defined",
         ),
         (
             "traced",
             "network.apply(actor.params, obs)",
             "network.apply(actor.params, obs, obs)",
-            "traced.py, line 52: TypeError: ",
+            "PATH, line 52: TypeError: ",
         ),
         (
             "shapes",
@@ -127,12 +175,57 @@ def begun(name):
             "params, state), local",
             "update of the algorithm was given shared Shared(",
         ),
+        (
+            "greedy",
+            "        policy, _ = network.apply(actor.params, obs)",
+            "        policy, _ = network.apply(actor.params, obs)\n        greedy and netw",
+            "act, PATH, line 53: NameError: name 'netw'",
+        ),
+        (
+            "said",
+            "outputs=partial(networks.outputs, network)",
+            "outputs=lambda *_: [1]",
+            "outputs of the algorithm returned a list, no dict of arrays by name",
+        ),
+        (
+            "unsaid",
+            "outputs=partial(networks.outputs, network)",
+            "outputs=lambda *_: {'value': jax.numpy.zeros(3)}",
+            "outputs of the algorithm returned an array of shape (3,) and dtype float32 for",
+        ),
+        (
+            "bare",
+            "networks.Weights(shared.params, None)",
+            "(shared.params,)",
+            "actor of the algorithm returned a tuple without params",
+        ),
+        (
+            "remembers",
+            "init_carry=lambda num_envs: ()",
+            "init_carry=lambda num_envs: 3",
+            "init_carry of the algorithm returned of type int for a batch of 2; the first axis",
+        ),
+        ("text", "index: (),", "index: 'text',", "TypeError"),
+        (
+            "checks",
+            '"""Any sizes fit: the rollout is the batch."""',
+            "return {}['x']",
+            "algorithm 'checks:Config', PATH, line 32: KeyError: 'x'",
+        ),
+        (
+            "depends",
+            "property(common.has_schedule)",
+            "property(lambda self: self.x)",
+            "'Config' object has no attribute 'x'",
+        ),
     ],
 )
 def test_what_is_wrong_with_it_is_said_in_one_line(name, old, new, said, module):
-    with pytest.raises(RunError, match=re.escape(said)) as caught:
+    with pytest.raises(RunError) as caught:
         begun(module(name, old, new))
-    assert "\n" not in str(caught.value)
+    told = re.sub(r"\S*/\w+\.py", "PATH", str(caught.value))
+    assert said in told
+    assert "\n" not in told
 
 
 @pytest.mark.quickly
@@ -148,6 +241,9 @@ def test_the_example_begins_as_it_is(module):
         ("os:Config", "module 'os' has no 'Config'"),
         ("vpg.py:Config", "'vpg.py' is not the name of a module; write it as Python's import does"),
         ("vgp", "algorithm 'vgp' does not exist (there are: ppo, "),
+        ("my-mod:Config", "write it as Python's import does, such as my_module:Config"),
+        ("lambda:Config", "'lambda' is not the name of a module"),
+        ("__main__:Config", "should stand in a file of its own, where the run finds it again"),
     ],
 )
 def test_a_name_that_stands_for_none_is_refused(name, said):
@@ -172,6 +268,24 @@ def test_a_copy_with_the_name_of_the_original_is_refused(module, tmp_path):
     said = "algo is of the class copied.Config, but its name, 'a2c', is that of jaxrl_scale.algos."
     with pytest.raises(RunError, match=re.escape(said) + r".*has name='copied:Config'"):
         check(files.read_file(config))
+
+
+def test_one_that_stands_in_a_config_file_is_refused(tmp_path):
+    config = tmp_path / "config.py"
+    text = EXAMPLE.replace("vpg:Config", "a2c")
+    config.write_text(f"{text}\ndef get_config():\n    return cfg.Config(algo=Config())\n")
+    config.write_text("import jaxrl_scale.config as cfg\n" + config.read_text())
+    with pytest.raises(RunError, match="your own should stand in a module that this file imports"):
+        check(files.read_file(config))
+
+
+def test_an_option_that_it_has_no_more_is_its_own(trained, tmp_path, monkeypatch, module):
+    module("renamed", "value_weight", "weight")
+    shutil.copytree(trained, tmp_path / "run")
+    text = (tmp_path / "run" / "config.json").read_text().replace("vpg:Config", "renamed:Config")
+    (tmp_path / "run" / "config.json").write_text(text)
+    with pytest.raises(RunError, match="'value_weight' that algorithm 'renamed:Config' does not"):
+        files.read_config(tmp_path / "run" / "config.json")
 
 
 def test_a_mistake_in_it_ends_the_command_with_one_line(world, folder):

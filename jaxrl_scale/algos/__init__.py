@@ -29,9 +29,9 @@ def names() -> tuple[str, ...]:
 
 
 def title(name: str) -> str:
-    """What people call an algorithm: ``PPO``, or the module's own name of one of your own."""
+    """What people call an algorithm: ``PPO``, or ``my_package.my_module``."""
     module, _, own = name.partition(":")
-    return module.rpartition(".")[2] if own else name.upper()
+    return module if own else name.upper()
 
 
 def with_option(option: str) -> list[str]:
@@ -87,13 +87,23 @@ def _load(name: str) -> ModuleType:
             f"algorithm {name!r}: its options should be a class Config beside make(config, spec, "
             f"pool); write it as {name.partition(':')[0]}:Config"
         )
+    if name == "__main__:Config":
+        raise RunError(
+            f"algorithm {name!r} should stand in a file of its own, where the run finds it again"
+        )
     wanted = "a frozen dataclass, the options of an algorithm"
-    config = load_by_name("algorithm", name, _is_frozen, wanted)
+    load_by_name("algorithm", name, _is_frozen, wanted)
     module = importlib.import_module(name.removesuffix(":Config"))
     with errors_in_one_line(f"algorithm {name!r}"):
         check_module(name, module)
-        config()
     return module
+
+
+def unread(name: str, options: dict[str, Any]) -> Any:
+    """In place of the options of an algorithm of one's own, for whoever only looks at a run: the
+    module, which a stranger may have named, is not imported."""
+    fields = [(k, Any, dataclasses.field(default=x)) for k, x in options.items()]
+    return dataclasses.make_dataclass("Config", fields, frozen=True, namespace={"name": name})()
 
 
 def _is_frozen(config: Any) -> bool:

@@ -170,6 +170,6 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         init_carry=lambda num_envs: (),
         actor=lambda shared, time: lagging.actor(shared),
         act=act,
-        outputs=lambda actor, *seen: networks.outputs(network, actor.newest, *seen),
+        outputs=lagging.outputs(network),
         update=update,
     )

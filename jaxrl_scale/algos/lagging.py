@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from jaxrl_scale.learning.networks import Weights
-from jaxrl_scale.types import PyTree
+from jaxrl_scale.learning import networks
+from jaxrl_scale.learning.networks import Network, QNetwork, Weights
+from jaxrl_scale.types import Array, PyTree
 
 
 class Actor(NamedTuple):
@@ -31,6 +33,11 @@ def weights(actor: Any, local: PyTree | None) -> Weights:
     `types.Algorithm.act`."""
     chosen: Weights = actor.newest if local is None else actor.behaviour
     return chosen
+
+
+def outputs(network: Network | QNetwork) -> Callable[..., dict[str, Array]]:
+    """`types.Algorithm.outputs`, of the newest weights."""
+    return lambda actor, *seen: networks.outputs(network, actor.newest, *seen)
 
 
 def older(shared: Any) -> tuple[Weights, ...]:

@@ -27,6 +27,7 @@ from jaxrl_scale.options import (
     with_pythons_numbers,
 )
 from jaxrl_scale.types import MOST_SHARDS
+from jaxrl_scale.user_code import errors_in_one_line
 
 _NOT_IN_PROJECTS = "/\\#?%:"  # wandb's own check, which comes when the run has begun
 
@@ -270,8 +271,19 @@ def check(config: Config) -> None:
     """Raise a `RunError` that names the values that do not fit, and one that would fit."""
     check_kind(config)
     check_algo(config.algo)
-    check_fields(config, "")
+    check_run(config)
     check_fields(config.algo, "algo.")
+    if ":" not in config.algo.name:
+        config.algo.check(config)
+        return
+    with errors_in_one_line(f"algorithm {config.algo.name!r}"):
+        config.algo.check(config)
+        bool(config.algo.depends_on_budget)  # which is asked where the run is resumed
+
+
+def check_run(config: Config) -> None:
+    """As `check`, of all options but the algorithm's."""
+    check_fields(config, "")
     for name in ("env", "network"):
         if not all(getattr(config, name).split(":")):
             raise RunError(
@@ -294,7 +306,6 @@ def check(config: Config) -> None:
         raise RunError(
             f"portable=True needs matmul_precision=highest, not {config.matmul_precision}"
         )
-    config.algo.check(config)
 
 
 def _check_sizes(config: Config) -> None:
@@ -355,7 +366,11 @@ def check_algo(algo: Any) -> None:
     classes = algos.get(algo.name).Config, type(algo)
     named, given = (f"{c.__module__}.{c.__qualname__}" for c in classes)
     if named != given:
+        module = type(algo).__module__
+        own = f"has name={module + ':Config'!r}"
+        if module in ("<run_path>", "__main__"):  # a config file, or a program
+            own = "should stand in a module that this file imports"
         raise RunError(
             f"algo is of the class {given}, but its name, {algo.name!r}, is that of {named}; "
-            f"an algorithm of your own has name={type(algo).__module__ + ':Config'!r}"
+            f"an algorithm of your own {own}"
         )

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_scale import algos
-from jaxrl_scale.config import Config, check
+from jaxrl_scale.config import Config, check, check_run
 from jaxrl_scale.config.shipped import FOLDER, config_file
 from jaxrl_scale.errors import RunError, closest, in_words, nearest, one_line, raise_if_hidden
 from jaxrl_scale.options import given_path
-from jaxrl_scale.user_code import describe
+from jaxrl_scale.user_code import describe, look_in_this_folder
 
 executed: set[str] = set()
 """The SHA-256 of each config or sweep file that this process has run, of those that did not come
@@ -64,6 +64,7 @@ def returned_by(path: Path, kind: str, folder: Path, name: str, wanted: type, sa
     try:
         if not path.resolve().is_relative_to(FOLDER.resolve()):
             executed.add(hashlib.sha256(path.read_bytes()).hexdigest())
+        look_in_this_folder()
         function = runpy.run_path(str(path)).get(name)
         value = function() if callable(function) else None
     except RunError as error:
@@ -125,13 +126,15 @@ def to_python(config: Config, text: str) -> str:
     """
     algo, quoted = config.algo, text.replace("\\", "\\\\").replace('"', '\\"')
     module, _, own = algo.name.partition(":")
-    imported = f"import {module}\n" if own else f"from jaxrl_scale.algos import {module}"
+    imported, called = f"from jaxrl_scale.algos import {module}", module
+    if own:
+        imported, called = f"import {module} as algorithm\n", "algorithm"
     options = _changed_arguments(algo, type(algo)(), 12)
     others = _changed_arguments(config.replace(algo=None), Config(algo=None), 8)  # type: ignore[arg-type]
     return (
         f'"""{quoted}\n"""\n\n{imported}\nfrom jaxrl_scale.config import Config\n\n\n'
         "def get_config() -> Config:\n"
-        f"    return Config(\n{others}        algo={module}.Config(\n{options}        ),\n    )\n"
+        f"    return Config(\n{others}        algo={called}.Config(\n{options}        ),\n    )\n"
     )
 
 
@@ -149,11 +152,13 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def from_json(data: dict[str, Any]) -> Config:
-    """The inverse of `to_json`."""
+def from_json(data: dict[str, Any], look: bool = False) -> Config:
+    """The inverse of `to_json`; ``look`` as for `read_config`."""
     data = dict(data)
-    options = dict(data.pop("algo"))
-    algo = algos.get(options.pop("name")).Config(**_tuples(options))
+    options = _tuples(dict(data.pop("algo")))
+    name = options.pop("name")
+    own = look and ":" in name
+    algo = algos.unread(name, options) if own else algos.get(name).Config(**options)
     return Config(**_tuples(data), algo=algo)
 
 
@@ -161,8 +166,12 @@ def _tuples(data: dict[str, Any]) -> dict[str, Any]:
     return {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
 
 
-def read_config(path: Path) -> Config:
-    """The config of a run, checked; ``path`` is the ``config.json`` in its run directory."""
+def read_config(path: Path, look: bool = False) -> Config:
+    """The config of a run, checked; ``path`` is the ``config.json`` in its run directory.
+
+    ``look``: the run is only looked at. An algorithm of the user's own, whose module somebody else
+    may have named, is then not imported, and its options are not checked (`algos.unread`).
+    """
     try:
         raise_if_hidden(path)
         if path.parent.is_file():
@@ -176,18 +185,38 @@ def read_config(path: Path) -> Config:
             raise RunError(f"{path.parent} is not a run directory: it has no {path.name}{hint}")
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror}") from None
+    name = ""
     try:
-        config = from_json(json.loads(path.read_text()))
-        check(config)
+        data = json.loads(path.read_text())
+        name = str(data["algo"]["name"])
+        if not look and ":" in name:
+            _find(name, path)
+        config = from_json(data, look)
+        if look and ":" in name:
+            check_run(config)
+        else:
+            check(config)
         return config
+    except _NotThere:
+        raise
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:  # RunError among them
         if found := re.search(r"unexpected keyword argument '(\w+)'", str(error)):
-            raise RunError(
-                f"{path} has a field {found[1]!r} that this version of jaxrl_scale does not know"
-            ) from None
+            whose = f"algorithm {name!r}" if ":" in name else "this version of jaxrl_scale"
+            raise RunError(f"{path} has a field {found[1]!r} that {whose} does not know") from None
         raise RunError(f"{path} is damaged: {one_line(error)}") from None
+
+
+class _NotThere(RunError):
+    """The algorithm of a run cannot be imported, whose config is as it was."""
+
+
+def _find(name: str, path: Path) -> None:
+    try:
+        algos.get(name)
+    except RunError as error:
+        raise _NotThere(f"{path}: {error}") from error
 
 
 def to_look_at(config: Config, **changes: Any) -> Config:

@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_scale.errors import RunError
+from jaxrl_scale.options import traced
 from jaxrl_scale.records.pieces import named_leaves
-from jaxrl_scale.types import Algorithm, Array, Box, Discrete, PyTree
-from jaxrl_scale.user_code import show_arrays
+from jaxrl_scale.types import Algorithm, Array, Box, Discrete, EnvSpec, PyTree, Time
+from jaxrl_scale.user_code import errors_in_one_line, show_arrays
 
 
 def algorithm(algo: Algorithm, space: Discrete | Box) -> Algorithm:
@@ -59,6 +60,45 @@ def beginning(begun: PyTree) -> None:
                 f"{name} is a key; keep its words, jax.random.key_data(key), and make a key of "
                 "them by jax.random.wrap_key_data"
             )
+
+
+def playing(algo: Algorithm, spec: EnvSpec, options: Any) -> None:
+    """Raise a `RunError` unless an agent can be evaluated and asked what its network says, which
+    would show when the run has ended. It takes traces, so algorithms of the package, which tests
+    try, are spared."""
+    batch = 2
+
+    def each_with_a_batch(function: str, arrays: PyTree) -> None:
+        leaves: list[Any] = jax.tree.leaves(arrays)
+        for x in leaves:
+            if getattr(x, "shape", ())[:1] != (batch,):
+                raise RunError(
+                    f"{function} of the algorithm returned {described(x)} for a batch of {batch}; "
+                    f"the first axis should be {batch}"
+                )
+
+    def play(key: Array, options: Any) -> PyTree:
+        time = Time(jnp.zeros((), jnp.int32), jnp.zeros(()))
+        actor = algo.actor(algo.init_shared(key, options), time)
+        if not hasattr(actor, "params"):
+            raise RunError(
+                f"actor of the algorithm returned a {type(actor).__name__} without params"
+            )
+        carry = algo.init_carry(batch)
+        each_with_a_batch("init_carry", carry)
+        obs = jnp.zeros((batch, *spec.observation_shape), spec.observation_dtype)
+        first = jnp.ones(batch, bool)
+        for greedy in (False, True):
+            algo.act(actor, None, carry, obs, first, key, greedy)
+        said: Any = algo.outputs(actor, carry, obs, first)
+        if not isinstance(said, dict):
+            kind = type(said).__name__
+            raise RunError(f"outputs of the algorithm returned a {kind}, no dict of arrays by name")
+        each_with_a_batch("outputs", said)
+        return algo.init_local(key, jnp.int32(0)), said
+
+    with errors_in_one_line("the algorithm"):
+        jax.eval_shape(play, jax.random.key(0), traced(options))
 
 
 def described(x: Any) -> str:

@@ -54,6 +54,8 @@ class PlacedAgents(ABC):
         self.pool = placement.pool()
         algo: Algorithm = algos.make(config, env.spec, self.pool)
         self.algo = checked.algorithm(algo, env.spec.action)
+        if ":" in config.algo.name:
+            checked.playing(self.algo, env.spec, config.algo)
         self._beginning = Beginning(placement, self._init_agent, self.agents)
         self._evaluators = make_evaluators(config, env, self.algo, placement)
         # Not a constant of the program, so that a longer run finds the compiled one in the cache.

@@ -129,7 +129,7 @@ def read_any(path: Path) -> PastRun:
     """A run directory, read and checked."""
     if path.is_file():
         raise RunError(f"{short(path)} is a file; give the directory of a run")
-    config = files.read_config(path / "config.json")
+    config = files.read_config(path / "config.json", look=True)
     rows = read_rows(path / "metrics.jsonl")
     for number, row in enumerate(rows, 1):
         _check(row, _Row, config.num_seeds, f"{short(path / 'metrics.jsonl')}, line {number}")
@@ -166,6 +166,9 @@ def side_by_side(runs: Sequence[PastRun], path: Path) -> PastRun:
             together = statistics.summarize(np.array(scores, float)[:, None], failed)
             together["episodes"] = known["episodes"]
             together["per_agent_ci95"] = [e["ci95"] if e else (None, None) for e in evaluations]
+            whole = [e for k, e in enumerate(evaluations) if e and k not in failed]
+            together["length"] = _mean([e.get("length") for e in whole])
+            together["info"] = _means([e.get("info") or {} for e in whole])
             summary[name], centres[metric] = together, together["iqm"]
     summary |= normalized(runs[0].config.env, centres)
     config = runs[0].config.replace(num_seeds=len(runs), run_dir=str(path))
@@ -199,9 +202,15 @@ def _joined(rows: Sequence[Row], failed: Sequence[int], num_agents: int) -> Row:
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    """None where one of them is None."""
+    """None where one of them is None, or where there is none."""
     known = [x for x in values if x is not None]
-    return sum(known) / len(known) if len(known) == len(values) else None
+    return sum(known) / len(known) if known and len(known) == len(values) else None
+
+
+def _means(runs: Sequence[dict[str, float | None]]) -> dict[str, float | None]:
+    """The mean of each number over the runs."""
+    names = dict.fromkeys(name for run in runs for name in run)
+    return {name: _mean([run.get(name) for run in runs]) for name in names}
 
 
 def read_summary(path: Path, num_agents: int) -> Summary:

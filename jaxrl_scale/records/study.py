@@ -107,7 +107,7 @@ def read_study(folder: Path) -> tuple[dict[str, Any], list[Result]]:
         traces = [read_trace(run) for run in first]
         others = [read_trace(run) for run in runs if run not in first]
         if first:
-            configs = [files.read_config(run / "config.json") for run in first]
+            configs = [files.read_config(run / "config.json", look=True) for run in first]
             results.append(Result(point, configs, traces, others))
     if not results:
         raise RunError(f"no run of {short(folder)} has come to its end")
