@@ -121,7 +121,7 @@ class World:
         start: ``within`` something else, there is a process that stands for it."""
         command = ["-m", module]
         if accident is not None:
-            command = [str(TESTS / "saboteur.py"), json.dumps(accident)]
+            command = [str(TESTS / "saboteur.py"), json.dumps({"module": module} | accident)]
         command += map(str, arguments)
         own = environment or {}
         whole = self.environment | own

@@ -1,4 +1,4 @@
-"""The training command with an accident: ``python saboteur.py ACCIDENT --config …``.
+"""A command with an accident: ``python saboteur.py ACCIDENT --config …``.
 
 ACCIDENT is a JSON object:
 
@@ -8,6 +8,7 @@ ACCIDENT is a JSON object:
 ``{"seconds": s}``              every iteration takes ``s`` seconds longer
 ``{"largest_file": n}``         no file can grow beyond ``n`` bytes
 ``{"count": path}``             writes the number of file events there at the end
+``{"module": name}``            the command; that of training by default
 """
 
 import atexit
@@ -81,7 +82,8 @@ for kind in (runner.Runner, host_runner.HostRunner):
     kind.steps = disturbed(kind.steps)
     kind.at_once = 1  # so that an accident happens at its iteration
 evaluator.Evaluator.__call__ = play
-sys.argv[0] = "train.py"
+module = accident.get("module", "jaxrl_scale.train")
+sys.argv[0] = f"{module.rpartition('.')[2]}.py"
 # What is disturbed is outside the compiled programs, so that they are found as in the command.
-sys.modules["__main__"].__spec__ = importlib.util.find_spec("jaxrl_scale.train")
-runpy.run_module("jaxrl_scale.train", run_name="__main__")
+sys.modules["__main__"].__spec__ = importlib.util.find_spec(module)
+runpy.run_module(module, run_name="__main__")

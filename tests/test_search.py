@@ -858,8 +858,11 @@ PATIENTLY = ["--heartbeat=120"]
 
 def signalled(world, arguments, sign, path, number=2):
     """How the processes of a sweep end, the last of which got a signal as soon as a file or folder
-    was there."""
-    processes = world.start_ranks(number, *arguments, *PATIENTLY, module="jaxrl_scale.sweep")
+    was there. Its iterations are slow, so that the signal comes in the one that follows."""
+    slowly = {k: {"seconds": 0.3} for k in range(number)}
+    processes = world.start_ranks(
+        number, *arguments, *PATIENTLY, module="jaxrl_scale.sweep", accidents=slowly
+    )
     limit = time.time() + PATIENCE
     while not path.exists():
         assert time.time() < limit
