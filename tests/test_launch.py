@@ -20,7 +20,6 @@ from processes import (
     TESTS,
     World,
     assert_same_run,
-    checkpoints,
     options,
     rows,
     well,
@@ -92,7 +91,9 @@ def launch(world, *command, **environment):
 
 
 def saved(run_dir):
-    return max(checkpoints(run_dir), default=0)
+    """The newest checkpoint, of which nothing is read: an older one may be deleted meanwhile."""
+    names = [path.name for path in (run_dir / "checkpoints").glob("[0-9]*")]
+    return max((int(name) for name in names if name.isdecimal()), default=0)
 
 
 # --- the lab itself -------------------------------------------------------------------------

@@ -137,6 +137,7 @@ def table():
     """A policy that looks at nothing, and values that are looked up: observations are one-hot."""
     return networks.ActorCritics(
         size=1,
+        shaped=None,
         to_box=None,
         from_box=None,
         init=None,

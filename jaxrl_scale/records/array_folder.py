@@ -27,6 +27,7 @@ import hashlib
 import json
 import os
 import shutil
+import threading
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -39,6 +40,9 @@ import numpy as np
 from jaxrl_scale.errors import RunError, one_line, raise_if_hidden
 
 FILE, RECORD = "arrays.npz", "record.json"
+_PARSING = threading.Lock()
+"""NumPy has Python parse an array's header, which Python 3.11 may fail to do in two threads at once
+(https://github.com/python/cpython/issues/106905): a whole checkpoint would count as damaged."""
 _EARLIER_FORMAT = "_METADATA"  # a file that orbax writes beside arrays in its own format
 
 
@@ -86,7 +90,7 @@ def read_arrays(path: Path, dtypes: Mapping[str, Any]) -> Iterator[tuple[str, np
                 with file.open(f"{name}.npy") as member:
                     while member.read(2**20):
                         pass
-                with file.open(f"{name}.npy") as member:
+                with _PARSING, file.open(f"{name}.npy") as member:
                     x = np.lib.format.read_array(member, allow_pickle=False)
                 x = x if x.dtype == dtype else x.view(dtype)
             yield name, x
