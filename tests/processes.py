@@ -281,6 +281,12 @@ def state(run_dir: Path, iteration: int | None = None) -> tuple[int, dict[str, n
     return iteration, {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
 
 
+def newest(run_dir: Path) -> int:
+    """The iteration of the newest checkpoint. None is read, as an older one may be gone by now."""
+    folders = (run_dir / "checkpoints").glob("[0-9]*")
+    return max((int(p.name) for p in folders if p.name.isdecimal()), default=0)
+
+
 def checkpoints(run_dir: Path) -> dict[int, float | None]:
     """Those that were kept and their scores."""
     folders = (run_dir / "checkpoints").glob("[0-9]*")

@@ -27,6 +27,7 @@ from processes import (
     assert_same_bits,
     assert_same_run,
     ended,
+    newest,
     options,
     rows,
     state,
@@ -1177,11 +1178,6 @@ class Trial:
                 self.number, "--resume", self.path, withins=self.withins, **self.how
             )
         )
-
-
-def newest(run_dir):
-    folders = (run_dir / "checkpoints").glob("[0-9]*")
-    return max((int(p.name) for p in folders if p.name.isdecimal()), default=0)
 
 
 def assert_lost(done, who, why):

@@ -20,6 +20,7 @@ from processes import (
     TESTS,
     World,
     assert_same_run,
+    newest,
     options,
     rows,
     well,
@@ -88,12 +89,6 @@ def end(process):
 
 def launch(world, *command, **environment):
     return end(start(world, *command, **environment))
-
-
-def saved(run_dir):
-    """The newest checkpoint, of which nothing is read: an older one may be deleted meanwhile."""
-    names = [path.name for path in (run_dir / "checkpoints").glob("[0-9]*")]
-    return max((int(name) for name in names if name.isdecimal()), default=0)
 
 
 # --- the lab itself -------------------------------------------------------------------------
@@ -369,7 +364,7 @@ def test_local_processes_stop_on_a_signal_and_resume_by_the_same_command(
 ):
     command = [LAUNCH / "local.sh", 2, *world.small(path)]
     run = start(world, *command, PYTHON=slow)
-    lab.until(lambda: saved(path) >= 4 or run.poll() is not None, lambda: "nothing saved")
+    lab.until(lambda: newest(path) >= 4 or run.poll() is not None, lambda: "nothing saved")
     run.terminate()
     stopped = end(run)
     assert (stopped.status, stopped.err) == (STOPPED, ""), stopped
@@ -416,9 +411,9 @@ def submit(slurm, world, run_dir, python, *options, train=()):
 
 def advance(slurm, job, run_dir):
     """Wait until the job has trained and saved after its latest start."""
-    before = saved(run_dir)
+    before = newest(run_dir)
     lab.until(
-        lambda: saved(run_dir) > before and slurm.state(job) == "RUNNING",
+        lambda: newest(run_dir) > before and slurm.state(job) == "RUNNING",
         lambda: f"{slurm.show(job)}\n{(run_dir / 'ranks' / '0.log').read_text()}\n{slurm.logs()}",
         PATIENCE,
     )

@@ -29,6 +29,7 @@ from processes import (
     assert_same_bits,
     assert_same_run,
     events,
+    newest,
     rows,
     state,
     summary,
@@ -46,11 +47,6 @@ from jaxrl_scale.records import rows as records
 from jaxrl_scale.train import main
 
 STOPPED, NOT_FINITE, MISTAKE, IO_ERROR = 75, 3, 2, 74
-
-
-def newest(run_dir: Path) -> int:
-    folders = (run_dir / "checkpoints").glob("[0-9]*")
-    return max((int(p.name) for p in folders if p.name.isdecimal()), default=0)
 
 
 def wait_for(condition, process) -> None:

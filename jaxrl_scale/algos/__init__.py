@@ -28,6 +28,11 @@ def names() -> tuple[str, ...]:
     return _NAMES
 
 
+def is_own(name: str) -> bool:
+    """Whether the name is of the form of one of your own."""
+    return ":" in name
+
+
 def title(name: str) -> str:
     """What people call an algorithm: ``PPO``, or ``my_package.my_module``."""
     module, _, own = name.partition(":")
@@ -42,7 +47,7 @@ def with_option(option: str) -> list[str]:
 def get(name: str) -> ModuleType:
     """The algorithm's module; `RunError` for a name that is none, and where a module of your own
     is none."""
-    if name not in _NAMES and ":" not in name:
+    if name not in _NAMES and not is_own(name):
         raise RunError(
             f"algorithm {name!r} does not exist (there are: {', '.join(_NAMES)}, and your own as "
             f"my_package.my_module:Config){nearest(name, _NAMES)}"
@@ -55,7 +60,7 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
     of your code."""
     name = config.algo.name
     module = get(name)
-    if ":" not in name:
+    if not is_own(name):
         made: Algorithm = module.make(config, spec, pool)
         return made
     what = f"algorithm {name!r}"
@@ -78,7 +83,7 @@ def _in_one_line(what: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.cache
 def _load(name: str) -> ModuleType:
-    if ":" not in name:
+    if not is_own(name):
         module = importlib.import_module(f"jaxrl_scale.algos.{name}")
         check_module(name, module)
         return module

@@ -273,7 +273,7 @@ def check(config: Config) -> None:
     check_algo(config.algo)
     check_run(config)
     check_fields(config.algo, "algo.")
-    if ":" not in config.algo.name:
+    if not algos.is_own(config.algo.name):
         config.algo.check(config)
         return
     with errors_in_one_line(f"algorithm {config.algo.name!r}"):

@@ -157,8 +157,8 @@ def from_json(data: dict[str, Any], look: bool = False) -> Config:
     data = dict(data)
     options = _tuples(dict(data.pop("algo")))
     name = options.pop("name")
-    own = look and ":" in name
-    algo = algos.unread(name, options) if own else algos.get(name).Config(**options)
+    unread = look and algos.is_own(name)
+    algo = algos.unread(name, options) if unread else algos.get(name).Config(**options)
     return Config(**_tuples(data), algo=algo)
 
 
@@ -189,13 +189,11 @@ def read_config(path: Path, look: bool = False) -> Config:
     try:
         data = json.loads(path.read_text())
         name = str(data["algo"]["name"])
-        if not look and ":" in name:
+        unread = look and algos.is_own(name)
+        if algos.is_own(name) and not unread:
             _find(name, path)
         config = from_json(data, look)
-        if look and ":" in name:
-            check_run(config)
-        else:
-            check(config)
+        (check_run if unread else check)(config)
         return config
     except _NotThere:
         raise
@@ -203,7 +201,7 @@ def read_config(path: Path, look: bool = False) -> Config:
         raise RunError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:  # RunError among them
         if found := re.search(r"unexpected keyword argument '(\w+)'", str(error)):
-            whose = f"algorithm {name!r}" if ":" in name else "this version of jaxrl_scale"
+            whose = f"algorithm {name!r}" if algos.is_own(name) else "this version of jaxrl_scale"
             raise RunError(f"{path} has a field {found[1]!r} that {whose} does not know") from None
         raise RunError(f"{path} is damaged: {one_line(error)}") from None
 

@@ -54,7 +54,7 @@ class PlacedAgents(ABC):
         self.pool = placement.pool()
         algo: Algorithm = algos.make(config, env.spec, self.pool)
         self.algo = checked.algorithm(algo, env.spec.action)
-        if ":" in config.algo.name:
+        if algos.is_own(config.algo.name):
             checked.playing(self.algo, env.spec, config.algo)
         self._beginning = Beginning(placement, self._init_agent, self.agents)
         self._evaluators = make_evaluators(config, env, self.algo, placement)
