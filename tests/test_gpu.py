@@ -12,13 +12,15 @@ import algorithms
 import jax
 import numpy as np
 import pytest
-from processes import REPOSITORY, TESTS, summary, well
+import threads
+from processes import REPOSITORY, TESTS, assert_same_run, ended, summary, well
 from running import differing, runner_of, small
 
 from jaxrl_scale import envs
 from jaxrl_scale.loop import rollout
-from jaxrl_scale.parallel.machine import visible_gpus
+from jaxrl_scale.parallel.machine import free_port, visible_gpus
 
+AGAIN = 75
 ON_GPU = {"JAX_PLATFORMS": "cuda,cpu", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
 
@@ -57,7 +59,9 @@ def digests(runner, calls, state=None):
 
 
 def same_again(name):
-    config = algorithms.everything(name, devices=1)
+    known = threads.CONFIGS | threads.IMAGES
+    config = known.get(name) or algorithms.everything(name)
+    config = config.replace(devices=1, iterations=8)
     whole, _ = digests(runner_of(config), [6])
     again = runner_of(config)  # compiled anew
     _, half = digests(again, [1, 2])
@@ -115,7 +119,7 @@ def steps_as_on_a_cpu(name):
 # --- the tests ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", algorithms.NAMES)
+@pytest.mark.parametrize("name", [*algorithms.NAMES, "mlp", "cnn", "gru", *threads.IMAGES])
 def test_a_run_compiled_anew_and_continued_in_other_calls_has_the_same_bits(name):
     on_gpu(same_again, name)
 
@@ -126,6 +130,46 @@ def test_with_exact_sums_an_agent_among_others_has_the_bits_of_its_own_run():
 
 def test_exact_and_fast_sums_agree_within_rounding():
     on_gpu(both_reductions)
+
+
+def test_a_run_that_was_stopped_goes_on_from_its_checkpoint_with_the_same_bits(world):
+    well(world.train(world.folder / "whole", environment=ON_GPU))
+    term = {"signal": "SIGTERM", "at": 9}
+    stopped = world.train(world.folder / "stopped", accident=term, environment=ON_GPU)
+    assert stopped.status == AGAIN, stopped
+    well(world.resume(world.folder / "stopped", environment=ON_GPU))
+    assert_same_run(world.folder / "stopped", world.folder / "whole")
+
+
+def test_a_run_finds_the_programs_of_an_earlier_one_and_has_the_same_bits(world):
+    def used():
+        return {path: path.stat().st_mtime_ns for path in (world.cache / "programs").iterdir()}
+
+    runs = [world.folder / name for name in ("earlier", "later")]
+    well(world.train(runs[0], environment=ON_GPU))
+    before = used()
+    well(world.train(runs[1], environment=ON_GPU))
+    after = used()
+    assert after.keys() == before.keys(), "nothing was compiled"
+    assert sum(after[path] > before[path] for path in before) >= 3, "of iterations, for one"
+    assert_same_run(runs[1], runs[0])
+
+
+@pytest.mark.parametrize("number", [2, 4])
+def test_processes_have_the_bits_of_one(world, number):
+    """Each has one GPU, or all have the only one, as processes of several hosts: see sharing.py."""
+    one, several = (world.folder / f"{name}-{number}" for name in ("one", "several"))
+    well(world.train(one, "--reduction=exact", environment=ON_GPU))
+    address = f"127.0.0.1:{free_port()}"
+    ranks = {}
+    for k in range(number):
+        own = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(number)}
+        own |= ON_GPU | {"JAX_PROCESS_ID": str(k)}
+        small = [*world.small(several), "--reduction=exact"]
+        ranks[k] = world.start(*small, module="sharing", environment=own)
+    for done in ended(ranks).values():
+        well(done)
+    assert_same_run(several, one)
 
 
 @pytest.mark.parametrize(

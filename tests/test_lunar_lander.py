@@ -924,6 +924,9 @@ def test_the_end_of_an_edge_that_pokes_into_a_box_pushes_its_side():
     assert not found.on_ground
 
 
+STORM = {"enable_wind": True, "wind_power": 20.0, "turbulence_power": 2.0}
+
+
 def test_rounds_that_only_a_gpu_makes_change_nothing(monkeypatch):
     """There all rounds of a solver are made: after the last that was needed they leave every
     environment as it is."""
@@ -944,4 +947,21 @@ def test_rounds_that_only_a_gpu_makes_change_nothing(monkeypatch):
     loop = jax.lax.fori_loop
     monkeypatch.setattr(jax.lax, "fori_loop", lambda *a, **k: made.append(a[1]) or loop(*a, **k))
     np.testing.assert_allclose(early, flown(), rtol=0, atol=1e-3)
-    assert {20, 60, 4} <= {*made}
+    assert {20, 32, 8, 4} <= {*made}
+
+
+@pytest.mark.parametrize("options", [{}, {"gravity": -0.01}, {"gravity": -11.99}, STORM])
+def test_an_episode_begins_with_rounds_to_spare(options, monkeypatch):
+    """The first step needs fewer than it may have: with twice as many it has the same bits."""
+    reset, fall = LunarLander(**options).reset, physics.fall
+    keys = jax.random.split(jax.random.key(6), 10_000)
+
+    def begun():
+        jax.clear_caches()
+        return jax.jit(jax.vmap(reset))(keys)
+
+    once = begun()
+    monkeypatch.setattr(physics, "fall", lambda world, gravity, *n: fall(world, gravity, 64, 16))
+    assert differing(once, begun()) == []
+    monkeypatch.setattr(physics, "fall", lambda world, gravity, *n: fall(world, gravity, 19, 3))
+    assert differing(once, begun()) != [], "19 are not enough"

@@ -99,8 +99,9 @@ class Programs:
 def with_programs(config: Config, placement: Placement) -> Placement:
     """The placement, which finds this run's programs where that can be done safely."""
     folder = _folder()
-    on_cpus = placement.devices[0].platform == "cpu"  # on GPUs it has not been tried
-    if folder is None or own_code(config) or not on_cpus or not in_a_command():
+    # On GPUs of several processes it has not been tried.
+    tried = placement.devices[0].platform == "cpu" or placement.num_processes == 1
+    if folder is None or own_code(config) or not tried or not in_a_command():
         return placement
     writes = placement.at_hand[0].process_index == 0
     with suppress(OSError):  # not known: what this processor can do, or which files were imported

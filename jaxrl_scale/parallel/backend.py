@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import logging
@@ -227,7 +228,9 @@ def _span(hosts: Hosts) -> int:
     fewest = max(1, min(map(len, own_cores)))
     if jax.distributed.is_initialized():  # for an earlier run of the same processes
         return fewest
-    if not seen:
+    if seen:
+        atexit.register(_say_no_more)
+    else:
         schedule_as_batch()  # XLA's and gloo's threads, which start with the backend
         _cache_for_all_processes()
     # Its own heartbeat ends in an abort that names nobody: ours comes first.
@@ -244,6 +247,13 @@ def _span(hosts: Hosts) -> int:
         shutdown_timeout_seconds=30,
     )
     return fewest
+
+
+def _say_no_more() -> None:
+    """Discard what JAX writes to standard error when the process ends: with GPUs its C++ log says
+    that the other processes are not heard any more (jaxlib 0.11.2), which is as it should be."""
+    sys.stderr.flush()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def _cache_for_all_processes() -> None:
