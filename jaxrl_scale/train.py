@@ -42,7 +42,7 @@ from jaxrl_scale.parallel.machine import process_start
 from jaxrl_scale.records import notebook, past_run, pieces, provenance, run_directory
 from jaxrl_scale.records.checkpoint import Checkpoints
 from jaxrl_scale.records.log import STATUSES, Log
-from jaxrl_scale.records.progress import Clock
+from jaxrl_scale.records.progress import Clock, Moment
 from jaxrl_scale.records.rows import Row, Summary, read_rows
 
 if TYPE_CHECKING:
@@ -268,20 +268,20 @@ def loop(
             """Iterations until something is due."""
             return min([last - iteration, *(every - iteration % every for every in often)])
 
-        def tell(rows: Rows) -> None:
-            """Tell the log of the iterations up to this one, and evaluate the agents where due. The
-            last is the one in which all agents have failed, which has a row, too."""
+        def tell(rows: Rows, ended: Moment) -> None:
+            """Tell the log of the iterations of a call, which ended then, and evaluate the agents
+            where due. The last is the one in which all agents have failed, which has a row, too."""
             if log.all_failed or not rows:
                 return
             for metrics in rows:
                 if not log.all_failed:
-                    log.record(metrics)
+                    log.record(metrics, ended)
             if due(config.eval_every) and not log.all_failed:
                 log.evaluated(runner.evaluate(state))
                 # Here those that do not play wait. A collective would give up after half an hour.
                 hosts.barrier("evaluated")
             if due(config.log_every) or due(config.eval_every) or log.all_failed:
-                log.write(runner.memory())
+                log.write(runner.memory(), ended)
 
         def save() -> None:
             """A stop may come at any iteration: without a score for what is saved there, the best
@@ -292,17 +292,19 @@ def loop(
 
         stopping = stop.agreed()
         rows: Rows = []
+        ended = clock.now()
         while iteration < last and not stopping and not log.all_failed:
             count = min(undisturbed(), runner.at_once)
             # The log is told of a call while the devices are at work on the next one, unless what
             # comes before that one needs to have been told.
-            meanwhile = partial(tell, rows)
+            meanwhile = partial(tell, rows, ended)
             state, rows, heard = runner.steps(state, count, bool(stop.requested), meanwhile)
+            ended = clock.now()
             iteration += count
             stopping = stop.agreed(heard)
             saving = due(config.checkpoint_every)
             if saving or stopping or due(config.eval_every) or iteration == last:
-                tell(rows)
+                tell(rows, ended)
                 rows = []
             if saving and not log.all_failed:
                 save()

@@ -210,6 +210,20 @@ def test_the_log_is_told_of_a_call_during_the_next_one_or_before_a_checkpoint(tm
     assert [row["iteration"] for row in rows] == [1, 2, 3, 4, 5]
 
 
+def test_a_row_has_the_time_at_which_its_call_ended(tmp_path):
+    """Also where a call does nothing beside the devices' work: a GPU's, which the host drives from
+    round to round of its loop. Before a checkpoint the log is told of two calls at once."""
+
+    class Late(Counter):
+        def steps(self, *arguments):
+            time.sleep(0.05)
+            return super().steps(*arguments)
+
+    config = config_of(tmp_path / "run", iterations=6, log_every=1, checkpoint_every=2)
+    run = loop(config, Late(config), Hosts(), Clock(0.0), "counting")
+    assert all(row["steps_per_second"] <= 40 / 0.05 for row in run.metrics)
+
+
 def test_a_signal_within_a_call_stops_the_run_after_the_call(tmp_path):
     run, runner = run_of(config_of(tmp_path / "run"), at_once=3, at={7: terminate})
     assert runner.calls == [3, 1, 1, 3]
@@ -724,10 +738,10 @@ def test_only_iterations_that_count_are_remembered():
 
 def test_the_time_to_a_target_is_kept_on_resume_unless_the_target_is_another():
     clock = progress.Clock(time.time() - 5, target_return=10.0)
-    clock.note(100, lambda: None)
-    clock.note(200, lambda: 9.9)
+    clock.note(100, lambda: None, clock.now())
+    clock.note(200, lambda: 9.9, clock.now())
     assert clock.seconds_to_target is None
-    clock.note(300, lambda: 10.0)
+    clock.note(300, lambda: 10.0, clock.now())
     assert clock.seconds_to_target == pytest.approx(5, abs=0.5)
     for target, seconds in ((10.0, clock.seconds_to_target), (20.0, None)):
         later = progress.Clock(time.time(), target_return=target)
@@ -741,7 +755,7 @@ def test_times_are_right_when_somebody_sets_the_clock(monkeypatch):
     monkeypatch.setattr(time, "time", lambda: 0.0)
     clock.compiled()
     time.sleep(0.01)
-    clock.note(100, lambda: 10.0)
+    clock.note(100, lambda: 10.0, clock.now())
     times = clock.summary()
     assert times["wall_seconds"] == pytest.approx(5, abs=0.5)
     assert times["seconds_to_target"] == pytest.approx(5, abs=0.5)
@@ -756,8 +770,8 @@ def test_what_is_compiled_for_the_first_evaluation_is_no_time_of_training():
     assert clock.compile_seconds < 1
     time.sleep(0.5)
     spent.append(0.5)
-    clock.note(100, lambda: None)
-    assert clock.row()["steps_per_second"] > 100 / 0.4
+    clock.note(100, lambda: None, clock.now())
+    assert clock.row(clock.now())["steps_per_second"] > 100 / 0.4
     assert clock.summary()["steps_per_second"] > 100 / 0.4
     assert clock.compile_seconds == pytest.approx(0.5, abs=0.4)
 
@@ -788,8 +802,8 @@ def test_the_first_speed_of_a_resumed_run_is_of_the_steps_since_then():
     )
     clock.compiled()
     time.sleep(0.01)
-    clock.note(10**9 + 100, lambda: None)
-    assert 0 < clock.row()["steps_per_second"] <= 100 / 0.01
+    clock.note(10**9 + 100, lambda: None, clock.now())
+    assert 0 < clock.row(clock.now())["steps_per_second"] <= 100 / 0.01
 
 
 # --- names ----------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from jaxrl_scale.errors import FINISHED, NOT_FINITE, STOPPED, RunError, how_many
 from jaxrl_scale.parallel.hosts import Hosts
 from jaxrl_scale.parallel.machine import Memory
 from jaxrl_scale.records import checkpoint, notebook, statistics
-from jaxrl_scale.records.progress import Clock, Progress
+from jaxrl_scale.records.progress import Clock, Moment, Progress
 from jaxrl_scale.records.row_writer import RowWriter
 from jaxrl_scale.records.rows import Row, Summary, centre, normalized
 from jaxrl_scale.records.run_directory import RunDirectory, plain, short
@@ -135,24 +135,24 @@ class Log:
 
     # --- in the loop ------------------------------------------------------------------------
 
-    def record(self, metrics: dict[str, np.ndarray]) -> None:
-        """The next iteration has ended, with these metrics ``[P]``."""
+    def record(self, metrics: dict[str, np.ndarray], ended: Moment) -> None:
+        """The next iteration, with its metrics ``[P]`` and when it ended."""
         self.iteration, self._metrics = self.iteration + 1, metrics
         self.is_evaluated, self.played = False, None
         self._progress.record(self.iteration, metrics)
-        self._clock.note(self._progress.env_steps, self._progress.recent_return)
+        self._clock.note(self._progress.env_steps, self._progress.recent_return, ended)
 
     def evaluated(self, played: dict[str, Played] | None) -> None:
         """The agents were evaluated after this iteration: ``[P, episodes]`` by what their metrics
         begin with, ``eval`` among them; None in a process that does not have them."""
         self.is_evaluated, self.played = True, played
 
-    def write(self, memory: Memory) -> None:
-        """Write a row of metrics, show it, and hand it to the user's function, whose error is a
-        `RunError`."""
+    def write(self, memory: Memory, ended: Moment) -> None:
+        """Write a row of metrics of this iteration, which ended then, show it, and hand it to the
+        user's function, whose error is a `RunError`."""
         row = {
             "iteration": self.iteration,
-            **self._clock.row(),
+            **self._clock.row(ended),
             **self._progress.row(self._metrics),
             "memory_mb": memory.now,
             "peak_memory_mb": memory.peak,

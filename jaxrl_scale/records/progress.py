@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 
@@ -149,6 +149,13 @@ class Timings(TypedDict):
     seconds_to_target: float | None
 
 
+class Moment(NamedTuple):
+    """Seconds of the run at some moment: see `Clock`."""
+
+    wall: float
+    train: float
+
+
 class Clock:
     """Wall-clock times. Those of a resumed run include the processes before.
 
@@ -174,29 +181,34 @@ class Clock:
         self.seconds_to_target: float | None = None
         self.env_steps = 0
         self._wall_before = self._train_before = self._train_seconds = self._compiled_before = 0.0
-        self._loop_start = self._lap_start = self._loop_time()
-        self._lap_steps = 0
+        self._loop_start = self._loop_time()
+        self._lap_start, self._lap_steps = 0.0, 0
 
     def compiled(self) -> None:
         """Note that compilation has ended and the loop begins."""
         self._compiled_before += time.monotonic() - self.created - self._compiling()
-        self._loop_start = self._lap_start = self._loop_time()
-        self._lap_steps = self.env_steps
+        self._loop_start = self._loop_time()
+        self._lap_start, self._lap_steps = self.train_seconds, self.env_steps
 
     def _loop_time(self) -> float:
         """A clock that stands still while this thread compiles."""
         return time.monotonic() - self._compiling()
 
-    def note(self, env_steps: int, recent_return: Callable[[], float | None]) -> None:
-        """Note that an iteration has ended. ``recent_return`` is asked until it has reached the
+    def now(self) -> Moment:
+        return Moment(self.wall_seconds, self.train_seconds)
+
+    def note(
+        self, env_steps: int, recent_return: Callable[[], float | None], ended: Moment
+    ) -> None:
+        """Note when an iteration ended. ``recent_return`` is asked until it has reached the
         target."""
         self.env_steps = env_steps
-        self._train_seconds = self.train_seconds
+        self._train_seconds = ended.train
         if self.target_return is None or self.seconds_to_target is not None:
             return
         recent = recent_return()
         if recent is not None and recent >= self.target_return:
-            self.seconds_to_target = self.wall_seconds
+            self.seconds_to_target = ended.wall
 
     @property
     def wall_seconds(self) -> float:
@@ -210,15 +222,15 @@ class Clock:
     def compile_seconds(self) -> float:
         return self._compiled_before + self._compiling()
 
-    def row(self) -> dict[str, Any]:
-        """The times in a row of metrics. The speed is that since the row before."""
-        now = self._loop_time()
-        speed = (self.env_steps - self._lap_steps) / max(now - self._lap_start, 1e-9)
-        self._lap_start, self._lap_steps = now, self.env_steps
+    def row(self, ended: Moment) -> dict[str, Any]:
+        """The times in a row of metrics, of an iteration that ended then. The speed is that since
+        the iteration of the row before."""
+        speed = (self.env_steps - self._lap_steps) / max(ended.train - self._lap_start, 1e-9)
+        self._lap_start, self._lap_steps = ended.train, self.env_steps
         return {
             "env_steps": self.env_steps,
             "time": time.time(),
-            "wall_seconds": self.wall_seconds,
+            "wall_seconds": ended.wall,
             "compile_seconds": self.compile_seconds,
             "steps_per_second": speed,
         }
