@@ -7,7 +7,7 @@ Published: ``log_return`` of ``agents/{Breakout,SpaceInvaders}-MinAtar/ppo*.pkl`
 https://github.com/RobertTLange/gymnax-blines: PPO with an MLP of 256 and 256 units, 64
 environments, 10 million steps, one seed for each of three learning rates, 164 episodes each.
 The higher of the two better rates is quoted at each step count, which is in their favour. Ours are
-training returns (exploration included), the mean of the seeds.
+training returns (exploration included), the interquartile mean of the seeds.
 """
 
 from __future__ import annotations
