@@ -7,9 +7,9 @@ acts greedily: the interquartile means of 8 agents (seeds 0 to 7), of which the 
 gymnax's published curves, PPO has 15 to 17 after as many steps (`benchmarks/minatar.py`).
 
 The large entropy bonus keeps agents from settling down early. The ball starts in one of two places,
-and nothing else is left to chance but what the agent does. With 0.03, a learning rate of 5e-4 and 256-256 units, three of the same 8 agents
-stayed at 7 for ever, and the interquartile mean was 14. These settings were chosen among seven,
-with seeds 100 to 107 and 700,000 steps.
+and nothing else is left to chance but what the agent does. With a bonus of 0.03, a learning rate of
+5e-4 and 256-256 units, three of the same 8 agents stayed at 7 for ever, and the interquartile mean
+was 14. These settings were chosen among seven, with seeds 100 to 107 and 700,000 steps.
 """
 
 from jaxrl_scale.algos import ppo
