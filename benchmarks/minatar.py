@@ -1,7 +1,11 @@
 """PPO's and PQN's curves on two MinAtar games beside those that gymnax published.
 
-    python benchmarks/algorithms.py --environments breakout space_invaders     # trains them
-    python benchmarks/minatar.py [--runs runs/algorithms] [--plot docs/minatar.png]
+    train="python -m jaxrl_scale.train --config configs"
+    $train/breakout.py --num_seeds=8 --run_dir runs/minatar/breakout-0
+    for name in space_invaders pqn_breakout pqn_space_invaders; do
+      $train/$name.py --run_dir runs/minatar/$name-0
+    done
+    python benchmarks/minatar.py [--runs runs/minatar] [--plot docs/minatar.png]
 
 Published: ``log_return`` of ``agents/{Breakout,SpaceInvaders}-MinAtar/ppo*.pkl`` in
 https://github.com/RobertTLange/gymnax-blines: PPO with an MLP of 256 and 256 units, 64
@@ -34,7 +38,8 @@ PUBLISHED = {  # by learning rate
 
 
 def curve(run: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Steps of one seed, and the mean return of the last 100 episodes of each, over the seeds."""
+    """Steps of one seed, and the mean return of the last 100 episodes of each, its
+    interquartile mean over the seeds."""
     found = past_run.read(run)
     returns = found.column("return_100")
     known = np.isfinite(returns)
@@ -61,7 +66,7 @@ def plot(file: Path, curves: dict[str, dict[str, tuple[np.ndarray, np.ndarray]]]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", type=Path, default=Path("runs/algorithms"))
+    parser.add_argument("--runs", type=Path, default=Path("runs/minatar"))
     parser.add_argument("--plot", type=Path, help="write the curves to this picture")
     args = parser.parse_args()
     curves = {

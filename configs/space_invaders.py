@@ -2,9 +2,9 @@
 
     python -m jaxrl_scale.train --config configs/space_invaders.py
 
-Training takes 2,000,000 steps. The return is then about 128 while the agent explores and 143 when
-it acts greedily (one agent, seed 0). In gymnax's published curve, PPO has 84 to 101 after as many
-steps (`benchmarks/minatar.py`).
+Training takes 2,000,000 steps. The return is then about 125 while the agent explores, and 143 or
+149 when it acts greedily (one agent, seed 0, on two processors). In gymnax's published curve, PPO
+has 84 to 101 after as many steps (`benchmarks/minatar.py`).
 """
 
 from jaxrl_scale.algos import ppo

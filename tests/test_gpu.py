@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 import threads
-from processes import REPOSITORY, TESTS, assert_same_run, ended, summary, well
+from processes import REPOSITORY, TESTS, World, assert_same_run, ended, summary, well
 from running import differing, runner_of, small
 
 from jaxrl_scale import envs
@@ -38,11 +38,10 @@ def on_gpu(function, *args):
         "import jax, test_gpu; assert jax.default_backend() == 'gpu'; "
         f"test_gpu.{function.__name__}(*{args!r})"
     )
-    path = {"PYTHONPATH": os.pathsep.join([*sys.path, str(REPOSITORY)])}
+    environment = os.environ | ON_GPU | {"JAX_ENABLE_COMPILATION_CACHE": "false"}
+    environment["PYTHONPATH"] = os.pathsep.join([*sys.path, str(REPOSITORY)])
     command = [sys.executable, "-c", script]
-    done = subprocess.run(
-        command, cwd=TESTS, env=os.environ | ON_GPU | path, capture_output=True, text=True
-    )
+    done = subprocess.run(command, cwd=TESTS, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
@@ -141,8 +140,11 @@ def test_a_run_that_was_stopped_goes_on_from_its_checkpoint_with_the_same_bits(w
     assert_same_run(world.folder / "stopped", world.folder / "whole")
 
 
-def test_a_run_finds_the_programs_of_an_earlier_one_and_has_the_same_bits(world):
+def test_a_run_finds_the_programs_of_an_earlier_one_and_has_the_same_bits(tmp_path):
+    world = World(tmp_path, tmp_path / "cache")
+
     def used():
+        """When each program was last loaded, or written."""
         return {path: path.stat().st_mtime_ns for path in (world.cache / "programs").iterdir()}
 
     runs = [world.folder / name for name in ("earlier", "later")]
@@ -150,8 +152,8 @@ def test_a_run_finds_the_programs_of_an_earlier_one_and_has_the_same_bits(world)
     before = used()
     well(world.train(runs[1], environment=ON_GPU))
     after = used()
-    assert after.keys() == before.keys(), "nothing was compiled"
-    assert sum(after[path] > before[path] for path in before) >= 3, "of iterations, for one"
+    assert after.keys() == before.keys() != set()
+    assert all(after[path] > before[path] for path in before)
     assert_same_run(runs[1], runs[0])
 
 

@@ -211,8 +211,8 @@ def test_the_log_is_told_of_a_call_during_the_next_one_or_before_a_checkpoint(tm
 
 
 def test_a_row_has_the_time_at_which_its_call_ended(tmp_path):
-    """Also where a call does nothing beside the devices' work: a GPU's, which the host drives from
-    round to round of its loop. Before a checkpoint the log is told of two calls at once."""
+    """Also on a GPU, where a call returns to Python only when nearly all is computed, because the
+    host drives its loop. Before a checkpoint the log is then told of two calls at once."""
 
     class Late(Counter):
         def steps(self, *arguments):
@@ -774,6 +774,11 @@ def test_what_is_compiled_for_the_first_evaluation_is_no_time_of_training():
     assert clock.row(clock.now())["steps_per_second"] > 100 / 0.4
     assert clock.summary()["steps_per_second"] > 100 / 0.4
     assert clock.compile_seconds == pytest.approx(0.5, abs=0.4)
+    ended = clock.now()
+    spent.append(100.0)  # for the evaluation, before the row is written
+    row = clock.row(ended)
+    assert row["wall_seconds"] - row["compile_seconds"] == ended.wall - ended.compiling
+    assert row["compile_seconds"] < 10
 
 
 def test_a_thread_knows_how_long_it_compiled():

@@ -963,5 +963,6 @@ def test_an_episode_begins_with_rounds_to_spare(options, monkeypatch):
     once = begun()
     monkeypatch.setattr(physics, "fall", lambda world, gravity, *n: fall(world, gravity, 64, 16))
     assert differing(once, begun()) == []
-    monkeypatch.setattr(physics, "fall", lambda world, gravity, *n: fall(world, gravity, 19, 3))
-    assert differing(once, begun()) != [], "19 are not enough"
+    for few in ((10, 8), (32, 1)):
+        monkeypatch.setattr(physics, "fall", lambda *given, few=few: fall(*given[:2], *few))
+        assert differing(once, begun()) != []

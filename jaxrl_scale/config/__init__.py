@@ -172,8 +172,8 @@ class Config:
     deterministic: bool = option(
         True,
         "use the same kernels on GPUs whenever a program is compiled, so that a run can be "
-        "repeated to the last bit (seen on an H100 and an H200); false: try several and take the "
-        "fastest",
+        "repeated to the last bit (what was tried: docs/exactness.md); false: try several and "
+        "take the fastest",
     )
 
     log_every: int = option(5, "iterations from one row of metrics to the next", low=1)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib.metadata
 import json
 import os
 import pickle
@@ -99,8 +100,8 @@ class Programs:
 def with_programs(config: Config, placement: Placement) -> Placement:
     """The placement, which finds this run's programs where that can be done safely."""
     folder = _folder()
-    # On GPUs of several processes it has not been tried.
-    tried = placement.devices[0].platform == "cpu" or placement.num_processes == 1
+    # With several GPUs it has not been tried.
+    tried = placement.devices[0].platform == "cpu" or len(placement.devices) == 1
     if folder is None or own_code(config) or not tried or not in_a_command():
         return placement
     writes = placement.at_hand[0].process_index == 0
@@ -134,6 +135,7 @@ def follows_from(config: Config, placement: Placement) -> str:
             "exact": placement.exact,
             "devices": devices,
             "client": placement.devices[0].client.platform_version,
+            "cuda": None if placement.on_cpus else cuda_libraries(),
             "processor": processor_features(),
             "cores": [len(visible_cores()), os.environ.get("NPROC")],
             "flags": {k: str(v) for k, v in jax.config.values.items() if "cache" not in k},
@@ -186,6 +188,13 @@ def digest_of(package: Path) -> str:
     return digest.hexdigest()
 
 
+def cuda_libraries() -> dict[str, str]:
+    """The versions of JAX's plugins for NVIDIA's GPUs and of NVIDIA's libraries, as far as they
+    were installed as Python packages."""
+    found = {x.metadata["Name"]: x.version for x in importlib.metadata.distributions()}
+    return {k: v for k, v in found.items() if k.startswith(("jax-cuda", "nvidia-"))}
+
+
 @cache
 def last_change(library: str) -> float | None:
     """When one of a library's Python files was last written or put there, in unix seconds: a
@@ -217,10 +226,11 @@ def _read(path: Path, devices: Sequence[jax.Device]) -> jax.stages.Compiled | No
         digest, content = whole[:32], whole[32:]
         if _digest(path, content) == digest:
             program, in_tree, out_tree = pickle.loads(content)
-            os.utime(path)
-            return serialize_executable.deserialize_and_load(
+            loaded = serialize_executable.deserialize_and_load(
                 program, in_tree, out_tree, devices[0].client, devices
             )
+            os.utime(path)
+            return loaded
     return None
 
 

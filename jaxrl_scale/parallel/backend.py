@@ -250,9 +250,11 @@ def _span(hosts: Hosts) -> int:
 
 
 def _say_no_more() -> None:
-    """Discard what JAX writes to standard error when the process ends: with GPUs its C++ log says
-    that the other processes are not heard any more (jaxlib 0.11.2), which is as it should be."""
-    sys.stderr.flush()
+    """Discard whatever is still written to standard error while the process ends. With GPUs JAX's
+    C++ log says there that the other processes are not heard any more (jaxlib 0.11.2), which is as
+    it should be; it says so until the last moment, in threads of its own."""
+    if sys.stderr is not None:
+        sys.stderr.flush()
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 

@@ -150,10 +150,12 @@ class Timings(TypedDict):
 
 
 class Moment(NamedTuple):
-    """Seconds of the run at some moment: see `Clock`."""
+    """Seconds of the run up to some moment: all, those in the loop, and those of compiling. See
+    `Clock`."""
 
     wall: float
     train: float
+    compiling: float
 
 
 class Clock:
@@ -195,7 +197,7 @@ class Clock:
         return time.monotonic() - self._compiling()
 
     def now(self) -> Moment:
-        return Moment(self.wall_seconds, self.train_seconds)
+        return Moment(self.wall_seconds, self.train_seconds, self.compile_seconds)
 
     def note(
         self, env_steps: int, recent_return: Callable[[], float | None], ended: Moment
@@ -231,7 +233,7 @@ class Clock:
             "env_steps": self.env_steps,
             "time": time.time(),
             "wall_seconds": ended.wall,
-            "compile_seconds": self.compile_seconds,
+            "compile_seconds": ended.compiling,
             "steps_per_second": speed,
         }
 
