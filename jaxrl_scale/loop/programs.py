@@ -191,7 +191,7 @@ def digest_of(package: Path) -> str:
 def cuda_libraries() -> dict[str, str]:
     """The versions of JAX's plugins for NVIDIA's GPUs and of NVIDIA's libraries, as far as they
     were installed as Python packages."""
-    found = {x.metadata["Name"]: x.version for x in importlib.metadata.distributions()}
+    found = {x.name or "": x.version for x in importlib.metadata.distributions()}
     return {k: v for k, v in found.items() if k.startswith(("jax-cuda", "nvidia-"))}
 
 
