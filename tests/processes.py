@@ -151,12 +151,13 @@ class World:
         withins: Sequence[Callable[..., list[str]]] | None = None,
         coordinator: str | None = None,
         module: str = "jaxrl_scale.train",
+        environment: dict[str, str] | None = None,
     ) -> dict[int, subprocess.Popen[str] | warm.Process]:
         """The processes of one run, or some of them, on this machine."""
         address = coordinator or f"127.0.0.1:{free_port()}"
         started = {}
         for k in ranks if ranks is not None else range(number):
-            environment = {
+            own = {
                 "JAX_COORDINATOR_ADDRESS": address,
                 "JAX_NUM_PROCESSES": str(number),
                 "JAX_PROCESS_ID": str(k),
@@ -164,7 +165,7 @@ class World:
             how: dict[str, Any] = {"accident": (accidents or {}).get(k), "module": module}
             if withins is not None:
                 how["within"] = withins[k]
-            started[k] = self.start(*arguments, environment=environment, **how)
+            started[k] = self.start(*arguments, environment=(environment or {}) | own, **how)
         return started
 
     def run_ranks(self, number: int, *arguments: Any, **how: Any) -> dict[int, Done]:

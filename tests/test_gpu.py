@@ -13,12 +13,12 @@ import jax
 import numpy as np
 import pytest
 import threads
-from processes import REPOSITORY, TESTS, World, assert_same_run, ended, summary, well
+from processes import REPOSITORY, TESTS, World, assert_same_run, summary, well
 from running import differing, runner_of, small
 
 from jaxrl_scale import envs
 from jaxrl_scale.loop import rollout
-from jaxrl_scale.parallel.machine import free_port, visible_gpus
+from jaxrl_scale.parallel.machine import visible_gpus
 
 AGAIN = 75
 ON_GPU = {"JAX_PLATFORMS": "cuda,cpu", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
@@ -162,14 +162,8 @@ def test_processes_have_the_bits_of_one(world, number):
     """Each has one GPU, or all have the only one, as processes of several hosts: see sharing.py."""
     one, several = (world.folder / f"{name}-{number}" for name in ("one", "several"))
     well(world.train(one, "--reduction=exact", environment=ON_GPU))
-    address = f"127.0.0.1:{free_port()}"
-    ranks = {}
-    for k in range(number):
-        own = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(number)}
-        own |= ON_GPU | {"JAX_PROCESS_ID": str(k)}
-        small = [*world.small(several), "--reduction=exact"]
-        ranks[k] = world.start(*small, module="sharing", environment=own)
-    for done in ended(ranks).values():
+    small = [*world.small(several), "--reduction=exact"]
+    for done in world.run_ranks(number, *small, module="sharing", environment=ON_GPU).values():
         well(done)
     assert_same_run(several, one)
 
