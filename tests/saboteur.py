@@ -4,6 +4,8 @@ ACCIDENT is a JSON object:
 
 ``{"kill_at_file_event": n}``   SIGKILL at the n-th thing done to a file of the run directory
 ``{"kill_at_evaluation": n}``   SIGKILL in the n-th evaluation
+``{"kill_at_devices": true}``   SIGKILL while the other processes wait for this one's devices
+``{"no_devices": true}``        what JAX says to those, at once: it may say so before anybody else
 ``{"signal": "SIGTERM", "at": k}``  that signal while iteration ``k`` is computed
 ``{"seconds": s}``              every iteration takes ``s`` seconds longer
 ``{"largest_file": n}``         no file can grow beyond ``n`` bytes
@@ -54,10 +56,12 @@ if path := accident.get("count"):
 
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+import jax  # noqa: E402
+
 from jaxrl_scale.loop import evaluator, host_runner, runner  # noqa: E402
 from jaxrl_scale.parallel import placement  # noqa: E402
 
-true_evaluate = evaluator.Evaluator.__call__
+true_evaluate, true_devices = evaluator.Evaluator.__call__, jax.devices
 evaluations = itertools.count(1)
 
 
@@ -72,6 +76,15 @@ def disturbed(true_steps):
     return steps
 
 
+def devices():
+    if accident.get("kill_at_devices"):
+        time.sleep(1)
+        os.kill(os.getpid(), signal.SIGKILL)
+    if accident.get("no_devices"):
+        raise RuntimeError("Unable to initialize backend 'cpu': UNAVAILABLE: recvmsg: reset")
+    return true_devices()
+
+
 def play(self, *arguments):
     if next(evaluations) == accident.get("kill_at_evaluation"):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -81,7 +94,7 @@ def play(self, *arguments):
 for kind in (runner.Runner, host_runner.HostRunner):
     kind.steps = disturbed(kind.steps)
     kind.at_once = 1  # so that an accident happens at its iteration
-evaluator.Evaluator.__call__ = play
+evaluator.Evaluator.__call__, jax.devices = play, devices
 module = accident.get("module", "jaxrl_scale.train")
 sys.argv[0] = f"{module.rpartition('.')[2]}.py"
 # What is disturbed is outside the compiled programs, so that they are found as in the command.

@@ -1209,6 +1209,17 @@ def test_a_killed_process_ends_all_at_once(world, stricken, victim):
 
 
 @pytest.mark.parametrize("victim", [0, 1])
+def test_one_killed_while_the_other_waits_for_its_devices_is_named(world, stricken, victim):
+    """JAX says to the other that it has no devices, which is no mistake of the user's."""
+    accidents = {victim: {"kill_at_devices": True}, 1 - victim: {"no_devices": True}}
+    done = ended(Trial(world, stricken, accidents=accidents).processes)
+    assert done[victim].status == -signal.SIGKILL
+    other = done[1 - victim]
+    assert other.status == AGAIN, other
+    assert re.search(rf"error: .*process {victim} of 2 on \S+ was lost: ", other.err), other
+
+
+@pytest.mark.parametrize("victim", [0, 1])
 def test_a_frozen_process_is_noticed_after_the_heartbeat(world, stricken, victim):
     trial = Trial(world, stricken).saved(2).send(victim, signal.SIGSTOP)
     done, seconds = trial.survivors(victim)

@@ -124,7 +124,12 @@ def initialize(config: Config, hosts: Hosts | None = None) -> Placement:
     started = not cpu_devices(config.devices or cores)
     if config.portable:
         cap(started)
-    devices = find_devices()
+    try:
+        devices = find_devices()
+    except Exception:
+        if hosts.several:  # JAX finds none, either, if a process that it waits for is lost
+            hosts.await_verdict()
+        raise
     if started and not _flags_were_read(devices[0]):
         raise RunError(
             "JAX had used a device in this process before jaxrl_scale was imported, which is too "

@@ -170,8 +170,8 @@ class Hosts:
         self._end(failure)
 
     def await_verdict(self) -> None:
-        """Called when a collective failed: mostly a process was lost, which the other thread
-        notices within milliseconds. It then names that process and ends this one."""
+        """Called when JAX failed where it needs the other processes: mostly one was lost, which the
+        other thread notices within milliseconds. It then names that process and ends this one."""
         time.sleep(5.0)
 
     def close(self) -> None:
