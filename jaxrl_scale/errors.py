@@ -17,7 +17,7 @@ UNFINISHED = 1
 MISTAKE = 2
 """A mistake in the call or in the config."""
 NOT_FINITE = 3
-"""No agent's loss is finite any more."""
+"""Every agent has failed: its loss or another metric is no longer finite."""
 INPUT_OUTPUT_ERROR = 74
 """A full disk, an unwritable folder: EX_IOERR of sysexits.h."""
 STOPPED = 75
@@ -37,7 +37,7 @@ MEANING = {
     FINISHED: "finished",
     UNFINISHED: "some run did not come to its end; its log is in its folder",
     MISTAKE: "a mistake in the call or in the config, or too little memory; nothing was started",
-    NOT_FINITE: "no agent's loss is finite any more",
+    NOT_FINITE: "every agent has failed: its loss or another metric is no longer finite",
     INPUT_OUTPUT_ERROR: "an input/output error, such as a full disk",
     STOPPED: "stopped by a signal after saving, or another process was lost; it can go on",
     INTERRUPTED: "interrupted by Ctrl-C",

@@ -189,7 +189,9 @@ def describe(result: dict[str, Any], frames: int = 0) -> str:
     if result["failed"]:
         failed = ", ".join(map(str, result["failed"]))
         agents = "agent" if len(result["failed"]) == 1 else "agents"
-        lines.append(f"left out, as the loss or the return is not finite: {agents} {failed}")
+        lines.append(
+            f"left out, as the loss, another metric or the return is not finite: {agents} {failed}"
+        )
     if "video" in result:
         lines.append(f"wrote {result['video']} ({how_many(frames, 'frame')})")
     return "\n".join(lines)

@@ -50,7 +50,9 @@ def _command(argv: list[str]) -> int:
         backend.initialize(files.to_look_at(config, devices=1))
         agent = load(args.run_dir, args.agent, args.checkpoint)
         if agent.index in agent.failed:
-            raise RunError(f"agent {agent.index} has failed: its loss is not finite")
+            raise RunError(
+                f"agent {agent.index} has failed: its loss or another metric is not finite"
+            )
         with commands.working("translating the policy"):
             made, left_out = forms(agent, _title(agent, args.run_dir), args.onnx)
     out = args.out or args.run_dir / "export"

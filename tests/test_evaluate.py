@@ -269,7 +269,9 @@ def test_the_standard_error_is_of_agents_where_several_play(tmp_path, capfd, mon
     agent.failed = [1]
     _, out, _ = command(tmp_path, capfd=capfd)
     assert "mean return 0.0 ± 0.0 (standard error over 128 episodes)" in out
-    assert out.endswith("left out, as the loss or the return is not finite: agent 1\n")
+    assert out.endswith(
+        "left out, as the loss, another metric or the return is not finite: agent 1\n"
+    )
     one = in_json(tmp_path, "--agents=1", capfd=capfd)
     assert (one["mean"], one["standard_error"], one["failed"]) == (None, None, [1])
     assert one["length"] is None

@@ -514,7 +514,7 @@ def test_the_best_checkpoint_can_be_asked_for(run, tmp_path, capfd, monkeypatch)
     ("arguments", "message"),
     [
         (["--agent=2"], "agent=2: the run has agents 0 to 1"),
-        (["--agent=1"], "agent 1 has failed: its loss is not finite"),
+        (["--agent=1"], "agent 1 has failed: its loss or another metric is not finite"),
         (["--agent=x"], "--agent: 'x' should be a whole number of at least 0"),
         (["--ot=x"], "unknown option --ot; did you mean --out?"),
         (["--onnx"], "--onnx needs the package onnx, which is not installed; make install EXTRA="),

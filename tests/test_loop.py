@@ -262,8 +262,8 @@ def test_the_loop_ends_when_no_agent_is_finite_any_more(tmp_path, capsys):
     assert (run.exit_status, run.summary["status"]) == (NOT_FINITE, "failed")
     assert saved(run) == [2, 4]
     assert capsys.readouterr().err == (
-        "error: the loss of all 2 agents is no longer finite at iteration 5; last good checkpoint: "
-        f"{run.path}/checkpoints/4; a smaller --algo.learning_rate may "
+        "error: the loss or another metric of all 2 agents is no longer finite at iteration 5; "
+        f"last good checkpoint: {run.path}/checkpoints/4; a smaller --algo.learning_rate may "
         "help, or the environment returns NaN\n"
     )
 

@@ -234,7 +234,9 @@ def test_a_run_without_a_checkpoint_or_with_a_failed_agent_is_told(runs, tmp_pat
     with pytest.raises(RunError, match=r"init_from=\S+new has no checkpoint yet"):
         found(config_of(), tmp_path / "new")
     begun(tmp_path / "failed", config_of(num_seeds=2), failed={1: 12})
-    with pytest.raises(RunError, match=r"failed: the loss of agent 1 is not finite there"):
+    with pytest.raises(
+        RunError, match=r"failed: the loss or another metric of agent 1 is not finite there"
+    ):
         found(config_of(num_seeds=2), tmp_path / "failed")
 
 

@@ -597,8 +597,8 @@ def test_a_single_run_whose_loss_is_not_finite_stops_and_names_the_last_good_che
     alone, done = single(world, agent)
     good = (first[agent] - 1) // 2 * 2
     wanted = (
-        f"error: the loss is no longer finite at iteration {first[agent]}; last good "
-        f"checkpoint: {alone}/checkpoints/{good}; a smaller --algo.learning_rate may "
+        f"error: the loss or another metric is no longer finite at iteration {first[agent]}; last "
+        f"good checkpoint: {alone}/checkpoints/{good}; a smaller --algo.learning_rate may "
         "help, or the environment returns NaN\n"
     )
     assert (done.status, done.err) == (NOT_FINITE, wanted)
@@ -637,8 +637,8 @@ def test_when_all_agents_fail_the_run_stops_and_a_bad_cache_is_no_reason_for_a_w
     done = world.train(path, *POISONED, *more, environment=QUICKLY)
     assert done.status == NOT_FINITE
     assert done.err == (
-        "error: the loss of all 2 agents is no longer finite at iteration 1; last good "
-        "checkpoint: none was saved yet; a smaller --algo.learning_rate may "
+        "error: the loss or another metric of all 2 agents is no longer finite at iteration 1; "
+        "last good checkpoint: none was saved yet; a smaller --algo.learning_rate may "
         "help, or the environment returns NaN\n"
     )
 

@@ -74,8 +74,8 @@ NOTES = (
     "means that there had not been as many yet. Where both lines have the same seeds, a difference "
     "leaves out those of which an agent failed in either.",
     "",
-    "An agent has failed if its loss is no longer finite. It is stuck if its evaluation is within "
-    "1 % of the worst return that the environment has.",
+    "An agent has failed if its loss or another metric is no longer finite. It is stuck if its "
+    "evaluation is within 1 % of the worst return that the environment has.",
 )
 
 

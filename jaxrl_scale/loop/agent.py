@@ -59,7 +59,7 @@ class Agent:
     actor: PyTree  # [P, ...] of all agents of the run
     iteration: int
     index: int = 0  # of the agent that acts
-    failed: Collection[int] = ()  # the agents whose loss was no longer finite
+    failed: Collection[int] = ()  # the agents of which some metric was not finite
 
     def __repr__(self) -> str:
         algo, env = self.config.algo.name, self.env.spec.id

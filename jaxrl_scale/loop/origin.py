@@ -130,7 +130,7 @@ def _read(
         )
     if failed := meta["progress"]["failed"]:
         first = min(map(int, failed))  # the keys of JSON are texts
-        raise RunError(f"{what}: the loss of agent {first} is not finite there")
+        raise RunError(f"{what}: the loss or another metric of agent {first} is not finite there")
     leaves = [np.broadcast_to(arrays[name], (num_agents, *x.shape)) for name, x in named.items()]
     record = {"run_dir": str(path), "iteration": iteration, "digest": array_folder.digest(arrays)}
     return jax.tree.unflatten(jax.tree.structure(wanted), leaves), record

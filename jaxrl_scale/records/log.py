@@ -168,7 +168,7 @@ class Log:
 
     @property
     def all_failed(self) -> bool:
-        """No agent's loss is finite any more."""
+        """Every agent has failed: its loss or another metric is no longer finite."""
         return len(self._progress.failed) == self._config.num_seeds
 
     @property
@@ -257,7 +257,7 @@ class Log:
         if status == "failed":
             self._terminal.close()
             agents = self._config.num_seeds
-            whose = "the loss" if agents == 1 else f"the loss of all {agents} agents"
+            whose = "the loss or another metric" + f" of all {agents} agents" * (agents > 1)
             last = checkpoint.newest(self._run.checkpoints)
             print(
                 f"error: {whose} is no longer finite at iteration {self.iteration}; last good "

@@ -145,7 +145,7 @@ def centre(evaluation: Evaluation) -> float | None:
 class Summary(TypedDict, total=False):
     """``summary.json``: the result of a run. The times of a resumed run include those before."""
 
-    status: str  # done, stopped (by a signal, saved) or failed (no agent's loss is finite)
+    status: str  # done, stopped (by a signal, saved) or failed (every agent has)
     iterations: int  # done, of those that the config asks for
     num_seeds: int
     failed: list[int]  # agents of which some metric was not finite

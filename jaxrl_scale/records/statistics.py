@@ -4,9 +4,9 @@ Rows of metrics, the terminal, ``summary.json``, reports and the tables of a sca
 their numbers from here, so that the same run has the same number everywhere. The statistics are
 those of https://arxiv.org/abs/2108.13264.
 
-**Who counts.** An agent that failed (its loss is no longer finite) is left out. As long as one of
-the other agents has no number yet, all of them together have none: the mean of those that happen
-to have one first would be another quantity.
+**Who counts.** An agent that failed (its loss or another metric is no longer finite) is left out.
+As long as one of the other agents has no number yet, all of them together have none: the mean of
+those that happen to have one first would be another quantity.
 """
 
 from __future__ import annotations
