@@ -59,6 +59,7 @@ def test_intervals_of_few_numbers_are_as_narrow_as_is_said():
 
     assert held(2) == pytest.approx(0.51, abs=0.07)
     assert held(3) == pytest.approx(0.74, abs=0.07)
+    assert held(4) == pytest.approx(0.87, abs=0.06)
     assert held(statistics.FEW) == pytest.approx(0.93, abs=0.04)
 
 

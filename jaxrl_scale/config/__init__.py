@@ -163,8 +163,8 @@ class Config:
     portable: bool = option(
         False,
         "aim at the same bits on all x86 processors that have AVX2 and FMA, not only on those of "
-        "one kind (seen on AMD's Zen 3, 4 and 5), which is slower where a processor has more; on "
-        "CPUs, with exact sums",
+        "one kind (seen on AMD's Zen 3, 4 and 5 and on one Intel), which is slower where a "
+        "processor has more; on CPUs, with exact sums",
     )
     matmul_precision: Literal["highest", "high", "default"] = option(
         "highest", "precision of matrix products; highest: float32 throughout"
@@ -202,7 +202,9 @@ class Config:
         "folder of compiled programs, which later runs reuse; empty: no such folder",
         on_resume=True,
     )
-    run_dir: str | None = option(None, "folder of the run; none: runs/<config>-<time>")
+    run_dir: str | None = option(
+        None, "folder of the run; none: runs/<config>-<time>, without --config runs/<env>-<time>"
+    )
 
     @property
     def steps_per_iteration(self) -> int:
