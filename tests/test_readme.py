@@ -107,7 +107,7 @@ def by_words(argv):
 
 
 def test_the_blocks_have_commands():
-    names = {"train", "evaluate", "report", "runs", "sweep", "compare", "export"}
+    names = {"train", "evaluate", "report", "runs", "sweep", "compare", "export", "scaling"}
     assert names == {name for name, _ in COMMANDS}
     assert len(COMMANDS) > 20
     assert set(QUICK) <= {by_words(argv) for argv in TRAINING}

@@ -192,10 +192,15 @@ class Config:
     )
     wandb: Literal["auto", "online", "offline", "disabled"] = option(
         "auto",
-        "how to log to Weights & Biases; auto: online if wandb finds an account, otherwise offline",
+        "how to log to Weights & Biases; auto: as WANDB_MODE says; without it online if wandb "
+        "finds an account, otherwise offline",
         on_resume=True,
     )
-    wandb_project: str = option("jaxrl_scale", "name of the project in wandb", on_resume=True)
+    wandb_project: str = option(
+        "jaxrl_scale",
+        "name of the project in wandb; jaxrl_scale: that of WANDB_PROJECT, if it is set",
+        on_resume=True,
+    )
     tensorboard: bool = option(True, "write event files for TensorBoard", on_resume=True)
     compilation_cache: str = option(
         "~/.cache/jaxrl_scale",
