@@ -36,7 +36,7 @@ TAKE_LESS = (
 MEANING = {
     FINISHED: "finished",
     UNFINISHED: "some run did not come to its end; its log is in its folder",
-    MISTAKE: "a mistake in the call or in the config, or too little memory; nothing was started",
+    MISTAKE: "a mistake in the command line or config (nothing was started), or too little memory",
     NOT_FINITE: "every agent has failed: its loss or another metric is no longer finite",
     INPUT_OUTPUT_ERROR: "an input/output error, such as a full disk",
     STOPPED: "stopped by a signal after saving, or another process was lost; it can go on",

@@ -22,7 +22,9 @@ from jaxrl_scale.records import past_run
 
 PAGE = (REPOSITORY / "docs" / "own_algorithm.md").read_text()
 EXAMPLE = next(block for block in re.findall(r"```python\n(.*?)```", PAGE, re.S))
-(LINE,) = re.findall(r"^python -m jaxrl_scale.train (.*vpg:Config --env.*)$", PAGE, re.M)
+(LINE,) = re.findall(
+    r"^python -m jaxrl_scale.train (.*vpg:Config --env.*)$", PAGE.replace("\\\n", ""), re.M
+)
 SIZES = {"num_envs": 16, "num_shards": 4, "rollout_length": 16, "iterations": 12}
 SIZES |= {"hidden_sizes": 16, "checkpoint_every": 3, "log_every": 4, "eval_episodes": 4}
 

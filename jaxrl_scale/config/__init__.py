@@ -135,9 +135,9 @@ class Config:
     )
     target_return: float | None = option(
         None,
-        "the task counts as solved once the latest iterations with at least 100 ended episodes "
-        "have this mean return, and the run goes on; if --env names another environment than the "
-        "config file, the return in the file is dropped",
+        "the task counts as solved when the mean return of the latest iterations that together "
+        "hold at least 100 ended episodes has reached this; the run goes on all the same; if --env "
+        "names another environment than the config file, the return in the file is dropped",
         on_resume=True,
     )
 
