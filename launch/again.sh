@@ -5,7 +5,7 @@
 again() {
   case $1 in
     0) return 1 ;;                # done
-    1 | 2 | 3 | 74) return 1 ;;   # a bug, a mistake, the loss is not finite, input/output
+    1 | 2 | 3 | 74) return 1 ;;   # a bug, a mistake, every agent failed, input/output
     126 | 127) return 1 ;;        # the shell found no such command: the wrong Python
   esac                            # 75, or a signal's: stopped and saved, or a process was lost
 }
