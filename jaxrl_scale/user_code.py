@@ -94,7 +94,7 @@ def modules_of_ones_own() -> list[str]:
     known = (os.path.dirname(__file__) + os.sep, os.path.dirname(os.__file__) + os.sep)
     return [
         name
-        for name, module in list(sys.modules.items())
+        for name, module in sys.modules.copy().items()
         if name not in ("__main__", "__mp_main__")  # the second is multiprocessing's, of the same
         # Not getattr, for which a lazy module would be imported.
         and isinstance(file := getattr(module, "__dict__", {}).get("__file__"), str)

@@ -1,12 +1,14 @@
 """Programs of earlier runs: found where they are the same, and nowhere else."""
 
 import dataclasses
+import gc
 import importlib
 import os
 import shutil
 import sys
 import threading
 import time
+import types
 from types import SimpleNamespace
 
 import jax
@@ -289,6 +291,28 @@ def test_a_module_of_ones_own_is_known(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "some_helper", raising=False)
     importlib.import_module("some_helper")
     assert [*before, "some_helper"] == user_code.modules_of_ones_own()
+
+
+def test_modules_that_appear_meanwhile_do_no_harm():
+    """As those that another thread imports. Collecting garbage can let it run at any allocation."""
+    added = []
+
+    def collecting(phase, info):
+        if len(added) < 60:
+            added.append(f"made_meanwhile_{len(added)}")
+            sys.modules[added[-1]] = types.ModuleType(added[-1])
+
+    before, threshold = user_code.modules_of_ones_own(), gc.get_threshold()
+    gc.callbacks.append(collecting)
+    gc.set_threshold(1)
+    try:
+        found = user_code.modules_of_ones_own()
+    finally:
+        gc.callbacks.remove(collecting)
+        gc.set_threshold(*threshold)
+        for name in added:
+            del sys.modules[name]
+    assert found == before
 
 
 def test_a_config_file_of_ones_own_is_known_but_one_that_came_with_the_package_is_not(
