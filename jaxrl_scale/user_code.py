@@ -162,13 +162,12 @@ def _place(error: BaseException, known: str) -> str:
 
 def _is_library(file: str) -> bool:
     """Whether a file belongs to Python, to this package, or to the libraries below it."""
-    if file.startswith("<frozen"):
+    if file.startswith("<frozen") or file.endswith(".pyx"):  # compiled, as parts of NumPy are
         return True
     standard = sysconfig.get_paths()["stdlib"]
     if file.startswith(standard) and "-packages" not in file:
         return True
-    libraries = [
-        sys.modules.get(name) for name in (__package__, "jax", "jaxlib", "flax", "numpy", "wandb")
-    ]
+    names = (__package__, "jax", "jaxlib", "flax", "numpy", "gymnasium", "wandb")
+    libraries = [sys.modules.get(name) for name in names]
     folders = [os.path.dirname(module.__file__ or "") for module in libraries if module]
     return any(file.startswith(folder + os.sep) for folder in folders if folder)

@@ -600,6 +600,40 @@ def test_what_an_environment_of_gymnasium_should_return_is_told(monkeypatch, res
         list(host_rollout.play(env, lambda t, obs, first: np.zeros(1, np.int32), SEEDS[:1], 1, 2))
 
 
+class Unfinished(gymnasium.Env):
+    """Gymnasium's time limit would take apart what its step returns."""
+
+    observation_space = spaces.Box(0, 1, OBS.shape)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, lacks=""):
+        setattr(self, lacks or "unused", None)
+
+    def reset(self, seed=None, options=None):
+        return OBS, {}
+
+    def step(self, action):
+        return OBS, 1.0, False, {}
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "said"),
+    [
+        ({}, r": step returned a tuple of 4; it should return \(observation, reward, terminated, "),
+        ({"lacks": "action_space"}, " has no action_space; it should be a gymnasium.spaces.Space$"),
+        ({"lacks": "observation_space"}, " has no observation_space; it should be a gymnasium.sp"),
+        ({"unknown": 1}, r": TypeError: .*unexpected keyword argument 'unknown'"),
+    ],
+)
+def test_what_an_environment_behind_gymnasiums_time_limit_lacks_is_told(kwargs, said):
+    gymnasium.register("Unfinished-v0", entry_point=Unfinished, max_episode_steps=9)
+    try:
+        with pytest.raises(RunError, match=f"^environment 'gymnasium:Unfinished-v0'{said}"):
+            envs.make("gymnasium:Unfinished-v0", **kwargs)
+    finally:
+        del gymnasium.registry["Unfinished-v0"]
+
+
 @pytest.mark.parametrize(
     ("spaces_of_it", "said"),
     [

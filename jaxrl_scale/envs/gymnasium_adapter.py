@@ -47,6 +47,11 @@ class GymnasiumEnvironment:
         self._name, self._kwargs = name, {"disable_env_checker": True, **kwargs}
         self._what = f"environment {f'gymnasium:{name}'!r}"
         with closing(self._make()) as env:
+            for space in ("observation_space", "action_space"):
+                if not isinstance(getattr(env.unwrapped, space, None), spaces.Space):
+                    raise RunError(
+                        f"{self._what} has no {space}; it should be a gymnasium.spaces.Space"
+                    )
             if "rgb_array" in env.metadata.get("render_modes", ()):
                 self._kwargs.setdefault("render_mode", "rgb_array")
             shape, dtype = _observation(self._what, env.observation_space)
@@ -62,6 +67,18 @@ class GymnasiumEnvironment:
             # Whether the class is the user's, and not one of an installed package.
             module = sys.modules.get(type(env.unwrapped).__module__)
             self.is_own = "-packages" not in (getattr(module, "__file__", None) or "")
+            if self.is_own:
+                self._check_methods(env)
+
+    def _check_methods(self, env: gymnasium.Env) -> None:
+        """Raise a `RunError` where a method of the user's returns another number of things, which
+        the wrappers of Gymnasium around it would take apart."""
+        space = self.spec.action
+        first = np.clip(0, space.low, space.high) if isinstance(space, Box) else 0
+        with errors_in_one_line(self._what):
+            _check_parts(self._what, "reset", env.unwrapped.reset(seed=0))
+            action = self.taken(np.full(space.shape, first, space.dtype))
+            _check_parts(self._what, "step", env.unwrapped.step(action))
 
     def seen(self, obs: Any) -> np.ndarray:
         """What an agent sees of an observation of Gymnasium's, or of a batch: whole numbers of a
@@ -167,7 +184,7 @@ class GymnasiumSimulator:
             self._reset(i)
             return
         returned: Any = env.step(taken(env.action_space, action))
-        self._check_parts("step", returned, "observation, reward, terminated, truncated, info")
+        _check_parts(self._what, "step", returned)
         obs, reward, terminated, truncated, _ = returned
         if reward is None or np.shape(reward) != ():
             raise RunError(
@@ -181,15 +198,8 @@ class GymnasiumSimulator:
 
     def _reset(self, i: int, **seed: Any) -> None:
         returned = self._envs[i].reset(**seed)
-        self._check_parts("reset", returned, "observation, info")
+        _check_parts(self._what, "reset", returned)
         self._observe(i, returned[0])
-
-    def _check_parts(self, method: str, returned: Any, parts: str) -> None:
-        """Raise a `RunError` where a method returned another number of things."""
-        if not isinstance(returned, tuple) or len(returned) != len(parts.split()):
-            kind = type(returned).__name__
-            found = f"a tuple of {len(returned)}" if isinstance(returned, tuple) else f"a {kind}"
-            raise RunError(f"{self._what}: {method} returned {found}; it should return ({parts})")
 
     def _observe(self, i: int, obs: Any) -> None:
         space = self._envs[i].observation_space
@@ -223,6 +233,21 @@ class GymnasiumSimulator:
             score=np.zeros(n, np.float32),
             game_over=np.zeros(n, bool),
         )
+
+
+_PARTS = {
+    "reset": "observation, info",
+    "step": "observation, reward, terminated, truncated, info",
+}
+
+
+def _check_parts(what: str, method: str, returned: Any) -> None:
+    """Raise a `RunError` where a method returned another number of things."""
+    parts = _PARTS[method]
+    if not isinstance(returned, tuple) or len(returned) != len(parts.split()):
+        kind = type(returned).__name__
+        found = f"a tuple of {len(returned)}" if isinstance(returned, tuple) else f"a {kind}"
+        raise RunError(f"{what}: {method} returned {found}; it should return ({parts})")
 
 
 def _are_bytes(x: np.ndarray) -> bool:
