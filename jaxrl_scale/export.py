@@ -16,14 +16,15 @@ from __future__ import annotations
 import argparse
 import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import jax
 import numpy as np
 
 from jaxrl_scale import algos, commands
-from jaxrl_scale.config import files
+from jaxrl_scale.config import Config, files
 from jaxrl_scale.errors import RunError, in_words
 from jaxrl_scale.loop.agent import Agent, load
 from jaxrl_scale.loop.prepare import jax_settings_restored
@@ -31,6 +32,7 @@ from jaxrl_scale.parallel import backend
 from jaxrl_scale.parallel.sums import local_pool
 from jaxrl_scale.portable import numpy_text, onnx_graph, program
 from jaxrl_scale.records.run_directory import io_errors, replace_file, short
+from jaxrl_scale.user_code import errors_in_one_line
 
 FORMS = ("policy.py", "policy.npz", "policy.stablehlo", "policy.onnx")
 """All files that an export may have written."""
@@ -119,7 +121,7 @@ def forms(agent: Agent, title: str, onnx: bool) -> tuple[dict[str, bytes], str]:
     pool = local_pool(config.num_shards)
     algo = algos.make(config.replace(reduction="fast"), spec, pool)
     actor = jax.tree.map(lambda x: np.asarray(x)[agent.index], agent.actor)
-    with jax.default_matmul_precision(config.matmul_precision):
+    with jax.default_matmul_precision(config.matmul_precision), _told(config):
         made = {"policy.stablehlo": program.stablehlo(algo, actor, spec)}
     try:
         listed = program.trace(algo, actor, spec)
@@ -135,6 +137,24 @@ def forms(agent: Agent, title: str, onnx: bool) -> tuple[dict[str, bytes], str]:
         except program.NotListed as why:
             return made, f"policy.onnx was not written: {why}"
     return made, ""
+
+
+@contextmanager
+def _told(config: Config) -> Iterator[None]:
+    """Tell in one line what fails in code of the user's, which has run with batches of one size."""
+    if ":" not in config.network + config.algo.name:
+        yield
+        return
+    try:
+        with errors_in_one_line("the policy"):
+            yield
+    except program.NotListed:
+        raise
+    except RunError as error:
+        raise RunError(
+            f"{error}; a policy is exported for batches of any size: their size is obs.shape[0], "
+            "and len(obs) is not known"
+        ) from error
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from running import begun, first_shared, time_at
 
 from jaxrl_scale import algos, export
 from jaxrl_scale.config import Config
+from jaxrl_scale.errors import RunError
 from jaxrl_scale.loop.agent import Agent, load
 from jaxrl_scale.parallel.sums import local_pool
 from jaxrl_scale.portable import numpy_text, onnx_graph, program
@@ -129,6 +130,15 @@ class Bits(Attentive):
     @nn.compact
     def __call__(self, obs):
         x = self.bits(obs).reshape(*obs.shape[:-3], -1) / 16.0
+        return nn.Dense(self.policy_size)(x), nn.Dense(1)(x)[..., 0]
+
+
+class Counted(Attentive):
+    """One that asks for the size of its batch as a number."""
+
+    @nn.compact
+    def __call__(self, obs):
+        x = obs.reshape(len(obs), -1)
         return nn.Dense(self.policy_size)(x), nn.Dense(1)(x)[..., 0]
 
 
@@ -332,6 +342,13 @@ def test_what_cannot_be_listed_is_written_as_stablehlo_alone(network, why):
     assert (stored.call(obs=obs)["action"] == agent.act(obs)).all()
 
 
+def test_what_fails_in_ones_own_network_is_told_in_one_line():
+    case = CASES["own"]._replace(config={"network": "test_export:Counted"})
+    said = r"^the policy, \S*test_export.py, line \d+: TypeError: .*; a policy is exported for bat"
+    with pytest.raises(RunError, match=said):
+        export.forms(agent_of(case), "A policy.", onnx=False)
+
+
 def test_what_onnx_has_no_operation_for_is_written_without_it():
     pytest.importorskip("onnx")
     case = Case("a2c", {}, images(6, WIDE), {"network": "test_export:Negated"})
@@ -425,6 +442,40 @@ def test_integers_are_computed_as_by_jax(form, name, dtype, tmp_path):
         np.testing.assert_allclose(action, wanted, rtol=1e-6)
     else:
         np.testing.assert_array_equal(action, wanted)
+
+
+class Counting(NamedTuple):
+    """An algorithm whose memory is of any shape."""
+
+    empty: jax.Array
+
+    def init_carry(self, number):
+        return jnp.broadcast_to(self.empty, (number, *self.empty.shape))
+
+    def act(self, actor, state, carry, obs, first, key, greedy):
+        carry = jnp.where(first.reshape(-1, *(1,) * self.empty.ndim), self.empty, carry + 1)
+        return obs[:, 0] + carry.reshape(obs.shape[0], -1)[:, 0], carry, None
+
+
+@pytest.mark.parametrize("shape", [(), (2,), (2, 3)])
+@pytest.mark.parametrize("dtype", ["int32", "float32"])
+def test_a_memory_has_its_shape_and_dtype(shape, dtype, tmp_path):
+    spec = EnvSpec("Four", (4,), Discrete(2))
+    found = program.trace(Counting(jnp.zeros(shape, dtype)), {}, spec)
+    text = numpy_text.write(found, "A policy.").encode()
+    made = {"policy.npz": arrays_file(found.weights), "policy.py": text}
+    policy = module_of(made, tmp_path / "policy")
+    memory = policy.empty_memory(5)
+    assert (memory.shape, memory.dtype) == ((5, *shape), dtype)
+    action, memory = policy.act(np.zeros((5, 4)), memory)
+    assert (memory.shape, memory.dtype) == ((5, *shape), dtype)
+    assert (action == 1).all()
+
+
+def test_a_memory_that_does_not_begin_with_zeros_is_refused():
+    spec = EnvSpec("Four", (4,), Discrete(2))
+    with pytest.raises(program.NotListed, match="memory that does not begin with zeros"):
+        program.trace(Counting(jnp.ones(3)), {}, spec)
 
 
 @pytest.mark.parametrize(

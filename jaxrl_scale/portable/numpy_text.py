@@ -25,12 +25,15 @@ def write(program: Program, title: str) -> str:
     obs = program.inputs["obs"]
     body, helpers = _network(program)
     sizes = ", ".join(map(str, obs.shape[1:]))
+    memory = program.inputs.get("memory", obs)
+    sizes_of_memory = ", ".join(map(str, memory.shape[1:]))
     words = {
         "one": f"[{sizes}]",
         "batch": f"[B, {sizes}]" if sizes else "[B]",
         "dtype": obs.dtype.name,
         "rank": len(obs.shape) - 1,
-        "size": program.inputs["memory"].shape[1] if recurrent else 0,
+        "memory": f"(batch, {sizes_of_memory})" if sizes_of_memory else "batch",
+        "memory_dtype": memory.dtype.name,
         "arguments": "obs, memory, is_first" if recurrent else "obs",
         "results": ", ".join(_returned(program)),
         "scores": _SCORES if "scores" in program.outputs else "",
@@ -280,7 +283,7 @@ def act(obs):
     True: '''\
 def empty_memory(batch):
     """The memory before the first observations, of so many episodes side by side."""
-    return np.zeros((batch, {size}), np.float32)
+    return np.zeros({memory}, np.{memory_dtype})
 
 
 def act(obs, memory, is_first=None):

@@ -63,11 +63,11 @@ class Program(NamedTuple):
     """A policy's best actions as a function of observations and, with a memory, of it."""
 
     inputs: dict[str, Value]
-    """``obs [B, ...]``; with a memory ``memory [B, n]`` and ``is_first [B]`` bool, too"""
+    """``obs [B, ...]``; with a memory ``memory [B, ...]`` and ``is_first [B]`` bool, too"""
     operations: list[Operation]
     outputs: dict[str, Value]
     """``action [B, ...]``; of discrete actions the ``scores [B, n]`` of which it is the largest:
-    logits, or values; with a memory the next ``memory [B, n]``"""
+    logits, or values; with a memory the next ``memory [B, ...]``"""
 
     @property
     def weights(self) -> dict[str, np.ndarray]:
@@ -130,6 +130,8 @@ def stablehlo(algo: Algorithm, actor: PyTree, spec: EnvSpec) -> bytes:
 def trace(algo: Algorithm, actor: PyTree, spec: EnvSpec) -> Program:
     """The program of one agent's ``actor``. Raises `NotListed`."""
     act, structs = acting(algo, actor, spec)
+    if any(np.any(x) for x in jax.tree.leaves(algo.init_carry(1))):
+        raise NotListed("a memory that does not begin with zeros cannot be exported")
     closed, out = jax.make_jaxpr(lambda actor, inputs: act(actor, **inputs), return_shape=True)(
         actor, structs
     )
