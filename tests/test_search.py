@@ -1240,3 +1240,47 @@ def test_the_folder_of_a_run_is_no_folder_of_a_sweep(tmp_path):
     with pytest.raises(RunError, match="holds a run; choose another --run_dir"):
         sweep_file.begin(tmp_path, {"seeds": (1, 2)}, list)
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
+OWN = """
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from jaxrl_scale.options import option, register
+
+
+@register
+@dataclass(frozen=True)
+class Config:
+    name: ClassVar[str] = "with_lists:Config"
+    depends_on_budget: ClassVar[bool] = False
+    sizes: tuple[int, ...] | None = option((1,), "whole numbers")
+    scales: tuple[float, ...] = option((1.0,), "numbers")
+    rate: float = option(1.0, "a number")
+
+    def check(self, config):
+        pass
+
+
+def make(config, spec, pool):
+    raise NotImplementedError
+"""
+
+
+def test_lists_of_an_algorithm_of_ones_own_are_values_and_semicolons_make_choices(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "with_lists.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    own = ["--config=none", "--algo=with_lists:Config"]
+    given = ["--algo.sizes=1,2", "--algo.scales=0.5,0.7;1", "--algo.rate=1,2"]
+    config, ranges = space.split([*own, *given])
+    assert config.algo.sizes == (1, 2)
+    assert ranges == [
+        Range("algo.scales", "choices", ((0.5, 0.7), (1.0,))),
+        Range("algo.rate", "choices", (1.0, 2.0)),
+    ]
+    options = {"algo": "with_lists:Config", "algo.sizes": (1, 2), "algo.scales": [(0.5, 0.7), (1,)]}
+    path = write_sweep(tmp_path, options)
+    said = space.with_file(["--config=none", f"--sweep={path}"])
+    assert {"--algo.sizes=1,2", "--algo.scales=0.5,0.7;1"} <= {*said}

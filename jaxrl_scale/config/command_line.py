@@ -47,7 +47,24 @@ def load(argv: Sequence[str]) -> tuple[Config, str, str | None]:
     if chosen.resume == "":
         raise RunError("--resume= should be the directory of a run; give --resume=RUN_DIR")
 
-    given = Path(chosen.config) if chosen.config not in (None, NO_CONFIG) else None
+    config = starting(argv)
+    changes = changes_of(config, argv)
+    if "total_steps" in changes:  # it replaces the iterations that the config file gives
+        changes.setdefault("iterations", None)
+    if chosen.resume is not None:
+        check_resume(config, changes)
+    config = with_options(config, changes)
+    check(config)
+    given = _given(chosen)
+    name = given.stem if given else config.env.split(":")[-1]
+    return config, name, chosen.resume
+
+
+def starting(argv: Sequence[str]) -> Config:
+    """The config whose options a command line changes: that of its file or run, with the algorithm
+    that it names."""
+    chosen = _chosen(argv)
+    given = _given(chosen)
     if chosen.resume is not None:
         config = read_config(Path(chosen.resume) / "config.json")
     elif file := given or shipped_settings(argv):
@@ -60,16 +77,12 @@ def load(argv: Sequence[str]) -> tuple[Config, str, str | None]:
         if chosen.resume is not None:
             check_resume(config, {"algo": chosen.algo})
         config = config.replace(algo=other)
+    return config
 
-    changes = changes_of(config, argv)
-    if "total_steps" in changes:  # it replaces the iterations that the config file gives
-        changes.setdefault("iterations", None)
-    if chosen.resume is not None:
-        check_resume(config, changes)
-    config = with_options(config, changes)
-    check(config)
-    name = given.stem if given else config.env.split(":")[-1]
-    return config, name, chosen.resume
+
+def _given(chosen: argparse.Namespace) -> Path | None:
+    """The config file that was given."""
+    return Path(chosen.config) if chosen.config not in (None, NO_CONFIG) else None
 
 
 def _chosen(argv: Sequence[str]) -> argparse.Namespace:

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 import numpy as np
 
@@ -85,13 +85,16 @@ def with_file(argv: Sequence[str]) -> list[str]:
     said = "a dict of options by their names"
     path, folder = Path(files[-1]), FOLDER / "sweeps"
     options = returned_by(path, "sweep file", folder, "get_sweep", dict, said)
-    own = {f"--{name}": _as_written(str(name), value) for name, value in options.items()}
+    chosen = [f"--{k}={options[k]}" for k in ("config", "algo", "env") if k in options]
+    varied = [f"--{name}" for name, value in options.items() if isinstance(value, list)]
+    lists = _lists([*chosen, *rest], [*varied, *rest])
+    own = {f"--{name}": _as_written(str(name), value, lists) for name, value in options.items()}
     return [f"{name}={text}" for name, text in own.items() if name not in given] + rest
 
 
-def _as_written(name: str, value: Any) -> str:
+def _as_written(name: str, value: Any, lists: set[str]) -> str:
     if isinstance(value, list):
-        return _between(name).join(map(command_line.written, value))
+        return _between(name, lists).join(map(command_line.written, value))
     return command_line.written(value)
 
 
@@ -103,11 +106,12 @@ def split(argv: Sequence[str]) -> tuple[Config, list[Range]]:
     empty or holds what the option may not be.
     """
     fixed, found, values = [], dict[str, str](), set[str]()
+    lists = _lists(_joined(argv), [text for text in _joined(argv) if "," in text])
     for text in _joined(argv):
         name, given, value = text.removeprefix("--").partition("=")
         if name.split(".")[0] in DICTS and re.match(r"(log|uniform):|[\d.e+-]+,", value):
             raise RunError(f"--{name} cannot vary in a sweep; {_CAN_VARY}")
-        if text.startswith("--") and given and _is_range(name, value):
+        if text.startswith("--") and given and _is_range(name, value, lists):
             if name in found:
                 raise RunError(f"--{name} has two ranges; give one")
             found[name] = value
@@ -124,7 +128,7 @@ def split(argv: Sequence[str]) -> tuple[Config, list[Range]]:
             f"a sweep has no --num_seeds; give --seeds={count}, the seeds of each setting"
         )
     config, *_ = command_line.load(fixed)
-    return config, [_read(config, name, text) for name, text in found.items()]
+    return config, [_read(config, name, text, lists) for name, text in found.items()]
 
 
 def draw(ranges: Sequence[Range], number: int, how: Draws, seed: int) -> list[Setting]:
@@ -167,24 +171,37 @@ def _joined(argv: Sequence[str]) -> list[str]:
     return texts
 
 
-def _is_range(name: str, text: str) -> bool:
+def _is_range(name: str, text: str, lists: set[str]) -> bool:
     if name in ("config", "resume", "algo") or name.split(".")[0] in DICTS:
         return False
-    return text.startswith(("log:", "uniform:")) or _between(name) in text
+    return text.startswith(("log:", "uniform:")) or _between(name, lists) in text
 
 
-def _between(name: str) -> str:
+def _lists(argv: Sequence[str], asked: Sequence[str]) -> set[str]:
+    """The options whose values have commas. Those of an algorithm of one's own are looked for only
+    where some option of the algorithm is ``asked`` for."""
+    found = {"hidden_sizes"}
+    if any(text.startswith("--algo.") for text in asked) and not any(
+        text.startswith("--resume") for text in argv
+    ):
+        hints = get_type_hints(type(command_line.starting(argv).algo)).items()
+        found |= {f"algo.{name}" for name, hint in hints if "tuple[" in str(hint)}
+    return found
+
+
+def _between(name: str, lists: set[str]) -> str:
     """What separates the choices of an option."""
-    return ";" if name == "hidden_sizes" else ","
+    return ";" if name in lists else ","
 
 
-def _read(config: Config, name: str, text: str) -> Range:
+def _read(config: Config, name: str, text: str, lists: set[str]) -> Range:
     """A range, from its text."""
     found = re.fullmatch(r"(log|uniform):(.*)", text)
-    kind, rest = (found[1], found[2].split(":")) if found else ("", text.split(_between(name)))
+    between = _between(name, lists)
+    kind, rest = (found[1], found[2].split(":")) if found else ("", text.split(between))
     said, texts = f"--{name}={text}", [part for part in rest if part]
     if not kind and len(texts) < len(rest):
-        raise RunError(f"{said} should have a value on both sides of every {_between(name)!r}")
+        raise RunError(f"{said} should have a value on both sides of every {between!r}")
     if kind and len(texts) != 2:
         raise RunError(f"{said} should be {kind}:LOW:HIGH, such as {kind}:1e-4:1e-2")
     values = [_value(config, name, part) for part in texts]
