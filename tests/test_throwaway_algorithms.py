@@ -238,6 +238,12 @@ def test_actions_that_are_not_those_of_the_environment_are_an_error(change, foun
         ("init_shared", lambda *s: s, "returned a tuple without params"),
         ("init_shared", lambda *s: namedtuple("Bare", "params")(s), "a Bare without observation"),
         ("act", lambda *x: list(x), "returned a list; it should return (action, carry, extras)"),
+        (
+            "act",
+            lambda a, c, e: (a, c, "text"),
+            "returned extras of type str for a batch of 8",
+        ),
+        ("act", lambda a, c, e: (a, c, a[:3]), "returned extras an array of shape (3,) and dtype"),
         ("act", lambda a, c, e: (a, a, e), "given carry () and returned int32[8]; they should be"),
         ("update", lambda s, r, m: (s.params, r, m), "given shared Shared(params={'in': float32"),
         (
@@ -257,6 +263,12 @@ def test_what_a_function_of_an_algorithm_should_not_return_is_an_error(
 ):
     with pytest.raises(RunError, match=f"^{function} of the algorithm .*{re.escape(told)}"):
         runner_of(small(devices=1), probes.Both(), changed(**{function: change}), monkeypatch)
+
+
+def test_a_metric_without_a_name_is_an_error(monkeypatch):
+    algo = changed(update=lambda shared, local, metrics: (shared, local, metrics | {3: 0.0}))
+    with pytest.raises(RunError, match=r"^metric 3 of the algorithm should have a text for"):
+        runner_of(small(devices=1), probes.Both(), algo, monkeypatch)
 
 
 def test_a_key_in_the_state_of_an_algorithm_is_an_error(monkeypatch):

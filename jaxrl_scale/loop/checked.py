@@ -31,6 +31,7 @@ def algorithm(algo: Algorithm, space: Discrete | Box) -> Algorithm:
                 f"it should be one of shape {shape} and dtype {space.dtype}"
             )
         _check_alike("act", "carry", carry, carry_after)
+        _check_batch("act", extras, len(obs), "extras ")
         return action, carry_after, extras
 
     def update(shared: PyTree, local: PyTree, *rest: Any) -> Any:
@@ -41,6 +42,10 @@ def algorithm(algo: Algorithm, space: Discrete | Box) -> Algorithm:
         if not isinstance(metrics, dict):
             raise RunError(
                 f"update of the algorithm returned metrics {described(metrics)}, no dict"
+            )
+        if unnamed := [name for name in metrics if not isinstance(name, str)]:
+            raise RunError(
+                f"metric {unnamed[0]!r} of the algorithm should have a text for its name"
             )
         return shared_after, local_after, metrics
 
@@ -68,15 +73,6 @@ def playing(algo: Algorithm, spec: EnvSpec, options: Any) -> None:
     try, are spared."""
     batch = 2
 
-    def each_with_a_batch(function: str, arrays: PyTree) -> None:
-        leaves: list[Any] = jax.tree.leaves(arrays)
-        for x in leaves:
-            if getattr(x, "shape", ())[:1] != (batch,):
-                raise RunError(
-                    f"{function} of the algorithm returned {described(x)} for a batch of {batch}; "
-                    f"the first axis should be {batch}"
-                )
-
     def play(key: Array, options: Any) -> PyTree:
         time = Time(jnp.zeros((), jnp.int32), jnp.zeros(()))
         actor = algo.actor(algo.init_shared(key, options), time)
@@ -85,7 +81,7 @@ def playing(algo: Algorithm, spec: EnvSpec, options: Any) -> None:
                 f"actor of the algorithm returned a {type(actor).__name__} without params"
             )
         carry = algo.init_carry(batch)
-        each_with_a_batch("init_carry", carry)
+        _check_batch("init_carry", carry, batch)
         obs = jnp.zeros((batch, *spec.observation_shape), spec.observation_dtype)
         first = jnp.ones(batch, bool)
         for greedy in (False, True):
@@ -94,7 +90,7 @@ def playing(algo: Algorithm, spec: EnvSpec, options: Any) -> None:
         if not isinstance(said, dict):
             kind = type(said).__name__
             raise RunError(f"outputs of the algorithm returned a {kind}, no dict of arrays by name")
-        each_with_a_batch("outputs", said)
+        _check_batch("outputs", said, batch)
         return algo.init_local(key, jnp.int32(0)), said
 
     with errors_in_one_line("the algorithm"):
@@ -116,6 +112,17 @@ def _three(function: str, returned: Any, wanted: str) -> tuple[Any, Any, Any]:
             f"it should return {wanted}"
         )
     return returned
+
+
+def _check_batch(function: str, arrays: PyTree, batch: int, part: str = "") -> None:
+    """Raise a `RunError` unless all are arrays whose first axis is that of the batch."""
+    leaves: list[Any] = jax.tree.leaves(arrays)
+    for x in leaves:
+        if getattr(x, "shape", ())[:1] != (batch,):
+            raise RunError(
+                f"{function} of the algorithm returned {part}{described(x)} for a batch of "
+                f"{batch}; the first axis should be {batch}"
+            )
 
 
 def _check_alike(function: str, name: str, given: PyTree, returned: PyTree) -> None:
