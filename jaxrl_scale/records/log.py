@@ -259,9 +259,11 @@ class Log:
             agents = self._config.num_seeds
             whose = "the loss or another metric" + f" of all {agents} agents" * (agents > 1)
             last = checkpoint.newest(self._run.checkpoints)
+            advice = "a smaller --algo.learning_rate may help, or the environment returns NaN"
+            if not hasattr(self._config.algo, "learning_rate"):  # one of one's own
+                advice = "its algorithm or the environment returns NaN"
             print(
                 f"error: {whose} is no longer finite at iteration {self.iteration}; last good "
-                f"checkpoint: {last or 'none was saved yet'}; "
-                "a smaller --algo.learning_rate may help, or the environment returns NaN",
+                f"checkpoint: {last or 'none was saved yet'}; {advice}",
                 file=sys.stderr,
             )
