@@ -9,6 +9,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import flax.linen as nn
 import jax
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from running import differing, runner_of, steps
 from jaxrl_scale import algos, runs
 from jaxrl_scale.config import Config, check, files
 from jaxrl_scale.errors import MISTAKE, STOPPED, RunError
+from jaxrl_scale.loop import origin
 from jaxrl_scale.records import past_run
 
 PAGE = (REPOSITORY / "docs" / "own_algorithm.md").read_text()
@@ -233,6 +235,37 @@ def test_what_is_wrong_with_it_is_said_in_one_line(name, old, new, said, module)
 @pytest.mark.quickly
 def test_the_example_begins_as_it_is(module):
     begun(module("right"))
+
+
+class Network(nn.Module):
+    """A network of one's own."""
+
+    policy_size: int
+
+    @nn.compact
+    def __call__(self, obs):
+        return nn.Dense(self.policy_size)(obs), nn.Dense(1)(obs)[..., 0]
+
+
+@pytest.mark.quickly
+def test_it_takes_a_network_of_ones_own(module):
+    """The example has no option that normalizes observations."""
+    config = Config(algo=algos.get(module("with_network")).Config(), num_envs=8, devices=1)
+    _, rows = steps(runner_of(config.replace(network=f"{__name__}:Network")), 1)
+    assert np.isfinite(rows[0]["value_loss"])
+
+
+def test_parameters_that_are_one_array_are_taken_from_another_run():
+    """They lie under ``params`` itself in a checkpoint."""
+    names = "params", "params/kernel", "observation/mean", "params_before", "optimizer"
+    assert [origin.is_taken(f"shared/algo/{name}") for name in names] == [True] * 3 + [False] * 2
+
+
+def test_what_it_cannot_normalize_is_told_without_an_option_that_it_lacks(module):
+    config = Config(algo=algos.get(module("unnormalized")).Config())
+    arrays = {"observation/mean": np.zeros((1, 4))}
+    with pytest.raises(RunError, match=r"sees normalized observations; that of unn.* does not$"):
+        origin._check_fit("init_from=x", config, config, None, arrays, {"params": np.zeros(7)})
 
 
 @pytest.mark.parametrize(

@@ -349,7 +349,8 @@ def _check(config: Sizes, spec: EnvSpec, module: nn.Module, size: int) -> None:
     """Raise a `RunError` unless a network from outside the package returns what it should."""
     if ":" not in config.network:
         return
-    normalized = config.algo.normalize_observations
+    # An algorithm of one's own may have no such option.
+    normalized = getattr(config.algo, "normalize_observations", False)
     dtype = jnp.float32 if normalized else spec.observation_dtype
     init, apply = _functions(config, module, spec)
     meaning = ", the means and then the logarithms of the standard deviations of the actions"

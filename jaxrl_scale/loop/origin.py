@@ -101,6 +101,12 @@ def _known(resume: str | Path | None) -> tuple[bool, dict[str, Any] | None]:
 _TAKEN = "shared/algo/"
 
 
+def is_taken(name: str) -> bool:
+    """Whether an array of a checkpoint is one of the policy's. The parameters of an algorithm of
+    one's own may be one array, ``shared/algo/params`` itself."""
+    return f"{name}/".startswith((f"{_TAKEN}params/", f"{_TAKEN}observation/"))
+
+
 def _read(
     config: Config, spec: EnvSpec, path: Path, num_agents: int
 ) -> tuple[Weights, dict[str, Any]]:
@@ -112,7 +118,7 @@ def _read(
         raise RunError(f"{what}: {error}") from None
     found = checkpoint.restore_some(
         path / "checkpoints",
-        lambda name: name.startswith((f"{_TAKEN}params/", f"{_TAKEN}observation/")),
+        is_taken,
         lambda text: print(text, file=sys.stderr),
     )
     if found is None:
@@ -161,11 +167,16 @@ def _check_fit(
     def shape(x: Any, dropped: int) -> str:
         return "missing" if x is None else str(list(x.shape[dropped:]))
 
-    normalized = [any(name.startswith("observation/") for name in x) for x in (arrays, wanted)]
+    normalized = [
+        any(f"{name}/".startswith("observation/") for name in x) for x in (arrays, wanted)
+    ]
     if normalized[0] != normalized[1]:
+        advice = f"try --algo.normalize_observations={str(normalized[0]).lower()}"
+        if not hasattr(config.algo, "normalize_observations"):  # one of one's own
+            advice = f"that of {config.algo.name} does{' not' if normalized[0] else ''}"
         raise RunError(
             f"{what}: its policy {'sees' if normalized[0] else 'does not see'} normalized "
-            f"observations; try --algo.normalize_observations={str(normalized[0]).lower()}"
+            f"observations; {advice}"
         )
     for name in [*wanted, *arrays]:
         shapes = shape(arrays.get(name), 1), shape(wanted.get(name), 0)
