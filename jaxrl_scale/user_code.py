@@ -162,7 +162,8 @@ def _place(error: BaseException, known: str) -> str:
 
 def _is_library(file: str) -> bool:
     """Whether a file belongs to Python, to this package, or to the libraries below it."""
-    if file.startswith("<frozen") or file.endswith(".pyx"):  # compiled, as parts of NumPy are
+    # Dataclasses write code of their own, and parts of NumPy are compiled.
+    if file.startswith(("<frozen", "<string>")) or file.endswith(".pyx"):
         return True
     standard = sysconfig.get_paths()["stdlib"]
     if file.startswith(standard) and "-packages" not in file:
