@@ -42,7 +42,9 @@ from jaxrl_scale.errors import (
 from jaxrl_scale.figures import pages
 from jaxrl_scale.figures.plot_style import COLORS, LINES
 from jaxrl_scale.figures.report_plots import Drawn
+from jaxrl_scale.loop import origin
 from jaxrl_scale.loop.make import check_fit
+from jaxrl_scale.parallel.hosts import Hosts
 from jaxrl_scale.records import past_run, statistics
 from jaxrl_scale.records.past_run import PastRun, finished, last_error
 from jaxrl_scale.records.rows import read_rows
@@ -71,7 +73,9 @@ def plan(args: argparse.Namespace, options: Sequence[str]) -> list[Task]:
         task = Task(folder / f"seed{seed}", [*given, f"--seed={seed}"])
         wanted, _, _ = command_line.load(task.options)
         if k == 0:
-            check_fit(wanted)
+            spec = check_fit(wanted)
+            if not (task.run / "config.json").exists():  # else it has its first policy
+                origin.find(wanted, spec, None, None, Hosts())
         _check_begun(task.run, wanted)
         tasks.append(task)
     folders = [task.run for task in tasks]

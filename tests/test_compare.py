@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 
 import numpy as np
@@ -252,6 +253,19 @@ def test_a_pair_that_does_not_fit_is_refused_before_anything_is_trained(
     said = "error: algo dqn needs discrete actions, but those of Pendulum-v1 are continuous, "
     assert capsys.readouterr().err.startswith(said)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["q.py", "quick.py"]
+
+
+def test_a_policy_that_does_not_fit_is_refused_before_anything_is_trained(
+    reference, monkeypatch, capsys, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(compare, "train", lambda *_: pytest.fail("it trains"))
+    changes = {"init_from": reference, "hidden_sizes": 8}
+    assert compare.main(list(map(str, command(tmp_path, **changes)))) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert re.fullmatch(rf"error: init_from={reference}.* \[16.*\] there and \[8.*\] here.*\n", err)
+    assert [path.name for path in tmp_path.iterdir()] == ["quick.py"]
 
 
 def test_a_folder_of_another_comparison_is_left_alone(monkeypatch, capsys, tmp_path):

@@ -219,9 +219,18 @@ class OfNumbers(Wrong):
         return nn.Embed(9, 1)(x)[:, 0, 0]
 
 
+class OfNothing(Wrong):
+    def policy(self, x):
+        return x[:, : self.policy_size]
+
+    def value(self, x):
+        return x[:, 0]
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
+        ("OfNothing", "has no parameters, so that nothing can be learned; it should have layers"),
         ("Transposed", r"returned \(float32\[2,3\], float32\[3\]\); it should return"),
         ("Squeezed", r"observations float32\[1,4\], returned \(float32\[1,2\], float32\[\]\)"),
         ("OfHalfDigits", r"parameter \['Dense_0'\]\['bias'\] of bfloat16; parameters should be"),

@@ -327,7 +327,7 @@ def _functions(
 
     def init(key: Key) -> PyTree:
         obs = jnp.zeros((1, *spec.observation_shape), spec.observation_dtype)
-        return module.init(key, obs)["params"]
+        return module.init(key, obs).get("params", {})
 
     def apply(params: PyTree, obs: Array) -> Any:
         leading = obs.shape[: obs.ndim - len(spec.observation_shape)]
@@ -368,7 +368,13 @@ def _check(config: Sizes, spec: EnvSpec, module: nn.Module, size: int) -> None:
                 f"{what}, returned {show_arrays(out)}; it should return (policy, value), "
                 f"{show_arrays(tuple(should))}" + meaning * isinstance(spec.action, Box)
             )
-    for path, x in jax.tree_util.tree_flatten_with_path(params)[0]:
+    leaves = jax.tree_util.tree_flatten_with_path(params)[0]
+    if not leaves:
+        raise RunError(
+            f"network {config.network!r} has no parameters, so that nothing can be learned; it "
+            "should have layers, such as flax.linen.Dense"
+        )
+    for path, x in leaves:
         if x.dtype != jnp.float32:
             raise RunError(
                 f"network {config.network!r} has the parameter {jax.tree_util.keystr(path)} of "
