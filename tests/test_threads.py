@@ -57,6 +57,7 @@ def test_a_gradient_has_the_same_bits_for_1_2_4_and_16_threads_and_on_one_core()
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_a_gradient_of_images_has_the_same_bits_for_any_number_of_threads():
     """Of Atari's and of Procgen's size, and of 20 by 20 pixels."""
     one = printed(start(1, "gradient", 1, *IMAGES))
