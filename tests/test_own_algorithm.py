@@ -1,5 +1,6 @@
 """An algorithm of one's own: the example in the docs, and what is said where one is wrong."""
 
+import csv
 import hashlib
 import json
 import re
@@ -20,7 +21,7 @@ from jaxrl_scale import algos, runs
 from jaxrl_scale.config import Config, check, files
 from jaxrl_scale.errors import MISTAKE, STOPPED, RunError
 from jaxrl_scale.loop import origin
-from jaxrl_scale.records import past_run
+from jaxrl_scale.records import checkpoint, past_run
 
 PAGE = (REPOSITORY / "docs" / "own_algorithm.md").read_text()
 EXAMPLE = next(block for block in re.findall(r"```python\n(.*?)```", PAGE, re.S))
@@ -79,6 +80,27 @@ def test_what_a_run_of_it_leaves_can_be_read_again(world, folder, trained):
     assert "algo=algorithm.Config(\n            gamma=0.9,\n        )" in shown
     again = well(world.run("--config=mine.py", "--dry_run")).out
     assert again.splitlines()[1:] == shown.splitlines()[1:]
+
+
+def test_an_agent_of_a_sweep_of_it_is_the_single_run(world, folder, trained):
+    given = SIZES | {"algo": "vpg:Config", "algo.gamma": "0.9,0.98", "draw": "grid", "agents": 2}
+    given |= {"seeds": 1, "finalists": 1, "fresh_seeds": 2, "run_dir": "swept"}
+    done = world.run(
+        *options(given | {"compilation_cache": world.cache}), module="jaxrl_scale.sweep"
+    )
+    well(done)
+    (agent,) = (
+        row
+        for row in csv.DictReader((folder / "swept" / "agents.csv").read_text().splitlines())
+        if row["algo.gamma"] == "0.98"
+    )
+    (_, one, _), (_, both, _) = (
+        checkpoint.restore_some(run / "checkpoints", lambda name: name.startswith("shared/"), print)
+        for run in (trained, folder / "swept" / agent["run"])
+    )
+    k = int(agent["agent"])
+    assert any("critic" in name for name in one)
+    assert differing(one, {name: x[k : k + 1] for name, x in both.items()}) == []
 
 
 def test_a_command_that_does_not_look_where_it_is_started_finds_it(world, folder):
