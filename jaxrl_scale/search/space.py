@@ -106,8 +106,9 @@ def split(argv: Sequence[str]) -> tuple[Config, list[Range]]:
     empty or holds what the option may not be.
     """
     fixed, found, values = [], dict[str, str](), set[str]()
-    lists = _lists(_joined(argv), [text for text in _joined(argv) if "," in text])
-    for text in _joined(argv):
+    texts = _joined(argv)
+    lists = _lists(texts, [text for text in texts if "," in text])
+    for text in texts:
         name, given, value = text.removeprefix("--").partition("=")
         if name.split(".")[0] in DICTS and re.match(r"(log|uniform):|[\d.e+-]+,", value):
             raise RunError(f"--{name} cannot vary in a sweep; {_CAN_VARY}")
