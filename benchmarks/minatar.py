@@ -1,10 +1,10 @@
 """PPO's and PQN's curves on two MinAtar games beside those that gymnax published.
 
     train="python -m jaxrl_scale.train --config configs"
-    $train/breakout.py --num_seeds=8 --run_dir runs/minatar/breakout-0
-    for name in space_invaders pqn_breakout pqn_space_invaders; do
-      $train/$name.py --run_dir runs/minatar/$name-0
+    for name in breakout pqn_breakout space_invaders; do
+      $train/$name.py --num_seeds=8 --run_dir runs/minatar/$name-0
     done
+    $train/pqn_space_invaders.py --run_dir runs/minatar/pqn_space_invaders-0
     python benchmarks/minatar.py [--runs runs/minatar] [--plot docs/minatar.png]
 
 Published: ``log_return`` of ``agents/{Breakout,SpaceInvaders}-MinAtar/ppo*.pkl`` in
