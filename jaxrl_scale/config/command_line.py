@@ -135,8 +135,7 @@ def changes_of(config: Config, argv: Sequence[str]) -> dict[str, Any]:
     for key in [key for key in texts if key.split(".")[0] in DICTS]:
         option, _, name = key.partition(".")
         given_kwargs[option][name] = _parse_literal(texts.pop(key))
-    hints = typing.get_type_hints(type(config))
-    hints |= {f"algo.{k}": v for k, v in typing.get_type_hints(type(config.algo)).items()}
+    hints = types_of(config)
     changes = {name: _convert(name, text, hints[name]) for name, text in texts.items()}
     env = changes.get("env", config.env)
     if env != config.env and config.target_return is not None:  # that of another task
@@ -147,6 +146,12 @@ def changes_of(config: Config, argv: Sequence[str]) -> dict[str, Any]:
         if given_here or (moved and before):
             changes[option] = ({} if moved else before) | given_here
     return changes
+
+
+def types_of(config: Config) -> dict[str, Any]:
+    """The types of a config's options, those of its algorithm by ``algo.NAME``."""
+    of_algo = typing.get_type_hints(type(config.algo)).items()
+    return typing.get_type_hints(type(config)) | {f"algo.{k}": hint for k, hint in of_algo}
 
 
 def kwargs_given(argv: Sequence[str], option: str) -> tuple[list[str], dict[str, Any]]:

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from jaxrl_scale.config import Config, command_line
 from jaxrl_scale.config.files import DICTS, returned_by
 from jaxrl_scale.config.shipped import FOLDER
 from jaxrl_scale.errors import RunError
-from jaxrl_scale.options import check_fields
+from jaxrl_scale.options import can_be_option, check_fields, has_type
 
 Setting = dict[str, Any]
 """Options and their values, by their names on the command line without dashes."""
@@ -185,8 +185,8 @@ def _lists(argv: Sequence[str], asked: Sequence[str]) -> set[str]:
     if any(text.startswith("--algo.") for text in asked) and not any(
         text.startswith("--resume") for text in argv
     ):
-        hints = get_type_hints(type(command_line.starting(argv).algo)).items()
-        found |= {f"algo.{name}" for name, hint in hints if "tuple[" in str(hint)}
+        types = command_line.types_of(command_line.starting(argv)).items()
+        found |= {name for name, hint in types if can_be_option(hint) and has_type((), hint)}
     return found
 
 
