@@ -76,7 +76,8 @@ class EnvSpec:
     computed, not what it is. ``worst_return`` is the lowest undiscounted return that an episode can
     have: an agent that ends there has learned nothing. It is ``None`` where there is no such bound.
     ``frames_per_step`` says how many frames of a game one step takes, since scores of Atari are
-    stated in frames.
+    stated in frames. ``info`` names the numbers that each `HostStep` of an environment on the host
+    has of its own; for an environment on the devices, its steps say so themselves.
     """
 
     id: str
@@ -88,6 +89,7 @@ class EnvSpec:
     observation_dtype: Any = np.float32
     worst_return: float | None = None
     frames_per_step: int = 1
+    info: tuple[str, ...] = ()
 
 
 class TimeStep(NamedTuple):
@@ -137,6 +139,9 @@ class HostStep(NamedTuple):
 
     Where the step before ended an episode, this one ignored its action and returns the first
     observation of the next episode; its other entries mean nothing then.
+
+    ``info`` has the numbers of the environment's own that its `EnvSpec` names. The run reports them
+    as those of a `TimeStep`; an episode whose last step counts is a whole game.
     """
 
     obs: np.ndarray  # [n, *observation_shape]
@@ -145,6 +150,7 @@ class HostStep(NamedTuple):
     truncated: np.ndarray  # [n] bool
     score: np.ndarray  # [n] float32, the task's own reward, in which returns are reported
     game_over: np.ndarray  # [n] bool: a return is complete. A lost life may end an episode earlier
+    info: dict[str, np.ndarray] | None = None  # [n] each, numbers or bools
 
 
 class Simulator(Protocol):

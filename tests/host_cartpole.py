@@ -29,7 +29,7 @@ class Pole:
     def step(self, action):
         if self.ended:
             obs, *_ = self.begin()
-            return obs, 99.0, True, True, 99.0, True  # which mean nothing
+            return obs, 99.0, True, True, 99.0, True, 99.0  # which mean nothing
         x, x_dot, theta, theta_dot = self.state
         force = (10.0 if action else -10.0) + 0.05 * theta_dot**2 * math.sin(theta)
         angular = 9.8 * math.sin(theta) - math.cos(theta) * force / 1.1
@@ -50,7 +50,8 @@ class Pole:
         return self.seen(1.0, fell, cut, self.ended and self.left == 0)
 
     def seen(self, reward, terminated=False, truncated=False, game_over=False):
-        return np.float32(self.state), reward, terminated, truncated, 2 * reward, game_over
+        obs, score = np.float32(self.state), 2 * reward
+        return obs, reward, terminated, truncated, score, game_over, self.state[2]
 
 
 class Poles:
@@ -84,8 +85,9 @@ class Poles:
         return pole.step(action)
 
     def receive(self):
-        columns = zip(*(each.result() for each in self.underway), strict=True)
-        return HostStep(*map(_array, HostStep._fields, columns))
+        *columns, angles = zip(*(each.result() for each in self.underway), strict=True)
+        info = {"counted": np.ones(len(angles), bool), "angle": np.array(angles)}
+        return HostStep(*map(_array, HostStep._fields, columns), info)
 
     def close(self):
         Poles.alive -= not self.closed
@@ -99,13 +101,14 @@ def _array(name, column):
 
 
 class HostCartPole:
-    """A score is twice the reward, and a game has ``lives``. ``actions``: how many, of which the
-    last two are told apart; 0: one number, which pushes right where it is above 0."""
+    """A score is twice the reward, a game has ``lives``, and each step tells the ``angle`` and a 1.
+    ``actions``: how many, of which the last two are told apart; 0: one number, which pushes right
+    where it is above 0."""
 
     def __init__(self, lives: int = 1, limit: int = 500, breaks_at: int = 0, actions: int = 2):
         self.lives, self.limit, self.breaks_at = lives, limit, breaks_at
         action = Discrete(actions) if actions else Box(-1.0, 1.0, (1,))
-        self.spec = EnvSpec("HostCartPole", (4,), action)
+        self.spec = EnvSpec("HostCartPole", (4,), action, info=("angle", "counted"))
 
     def simulate(self, seeds, num_threads):
         return Poles(self, seeds, num_threads)

@@ -196,6 +196,11 @@ def test_an_environment_on_the_host_is_not_played_here():
             "spec.worst_return=-inf should be None or a finite number",
         ),
         ({"gymnasium_id": 3}, "spec.gymnasium_id=3 should be None or a text"),
+        ({"info": ["won"]}, "spec.info=['won'] should be a tuple of different names, such as"),
+        ({"info": ("won", "won")}, "spec.info=('won', 'won') should be a tuple of different names"),
+        ({"info": ("a b",)}, "spec.info's name='a b' should be a text of letters, digits, dots"),
+        ({"info": (3,)}, "spec.info's name=3 should be a text of letters"),
+        ({"info": ("won",)}, "spec.info=('won',) should be empty: the info of step says it by"),
         ({"action": 2}, "spec.action is of type int; it should be a Discrete or a Box"),
         ({"action": Discrete}, "spec.action is of type type; it should be a Discrete or a Box"),
         (

@@ -57,15 +57,13 @@ def play(env, seeds, steps, threads=1):
     for action in actions(env, seeds, steps):
         simulator.send(action)
         action[:] = 0  # whoever sent it may write over it
-        seen.append([part.copy() for part in simulator.receive()])
+        seen.append(jax.tree.map(np.copy, simulator.receive()))
     simulator.close()
-    return first, HostStep(*(np.stack(parts) for parts in zip(*seen, strict=True)))
+    return first, jax.tree.map(lambda *parts: np.stack(parts), *seen)
 
 
 def same(one, other):
-    (first, seen), (other_first, other_seen) = one, other
-    pairs = zip((first, *seen), (other_first, *other_seen), strict=True)
-    return all(np.array_equal(a, b) for a, b in pairs)
+    return all(jax.tree.leaves(jax.tree.map(np.array_equal, one, other)))
 
 
 # --- names and options --------------------------------------------------------------------
@@ -207,7 +205,9 @@ def test_a_host_environment_of_ones_own_is_found_by_its_name_and_tried(monkeypat
 
 
 NO, ZERO = np.zeros(2, bool), np.zeros(2, np.float32)
-STEP = HostStep(np.zeros((2, 4), np.float32), ZERO, NO, NO, ZERO, NO)
+STEP = HostStep(
+    np.zeros((2, 4), np.float32), ZERO, NO, NO, ZERO, NO, {"angle": ZERO, "counted": NO}
+)
 
 
 @pytest.mark.parametrize(
@@ -221,6 +221,22 @@ STEP = HostStep(np.zeros((2, 4), np.float32), ZERO, NO, NO, ZERO, NO)
         ("receive", STEP._replace(obs=np.zeros((3, 4))), r"obs float64\[3,4\], it should"),
         ("receive", STEP._replace(reward=np.zeros((2, 1))), r"reward float64\[2,1\], it should"),
         ("receive", STEP._replace(terminated=np.zeros(2, int)), r"NumPy's bool\[2\] for 2"),
+        (
+            "receive",
+            STEP._replace(info=None),
+            r"with the names \[\]; spec.info names \['angle', 'co",
+        ),
+        (
+            "receive",
+            STEP._replace(info={"age": ZERO}),
+            r"with the names \['age'\]; spec.info names",
+        ),
+        ("receive", STEP._replace(info=[ZERO]), "an info with a list; spec.info names"),
+        (
+            "receive",
+            STEP._replace(info=STEP.info | {"angle": 1.0}),
+            r"info\['angle'\] a float, it should",
+        ),
     ],
 )
 def test_what_a_simulator_returned_and_should_return_is_told(monkeypatch, method, returned, said):
@@ -263,6 +279,26 @@ def test_what_else_a_host_environment_needs_is_told(monkeypatch, method, returne
 
 
 @needs_envpool
+def test_the_last_step_of_a_game_of_procgen_says_whether_the_level_was_completed():
+    """Coinrun's coin, which is worth 10, completes it."""
+    env = envs.make(PROCGEN)
+    assert env.spec.info == ("level_complete",)
+    _, seen = play(env, np.arange(8), 250)
+    ends = seen.terminated | seen.truncated
+    completed = seen.info["level_complete"][ends] == 1
+    assert completed.tolist() == (seen.reward[ends] == 10).tolist()
+    assert 0 < completed.sum() < len(completed)
+
+
+@needs_envpool
+def test_what_else_envpool_has_tells_its_own_numbers():
+    told = envs.make("envpool:HalfCheetah-v4").spec.info
+    assert sorted(told) == ["reward_ctrl", "reward_run", "x_position", "x_velocity"]
+    for name in (ATARI, CARTPOLE):
+        assert envs.make(name).spec.info == ()
+
+
+@needs_envpool
 @pytest.mark.parametrize("name", [PROCGEN, ATARI, CARTPOLE])
 def test_what_is_seen_is_what_envpool_says(name):
     """Its own pool, told the same: pictures with channels last; after an end, a new episode."""
@@ -301,9 +337,9 @@ def test_shapes_and_dtypes_are_those_of_the_contract(name):
     assert env.spec.observation_dtype == first.dtype == seen.obs.dtype
     assert first.shape == (4, *env.spec.observation_shape)
     assert seen.obs.shape == (3, 4, *env.spec.observation_shape)
-    for part in seen[1:]:
-        assert part.shape == (3, 4)
-    assert [x.dtype for x in seen[1:]] == [np.float32, bool, bool, np.float32, bool]
+    assert {part.shape for part in jax.tree.leaves(seen[1:])} == {(3, 4)}
+    assert [x.dtype for x in seen[1:-1]] == [np.float32, bool, bool, np.float32, bool]
+    assert tuple(seen.info) == env.spec.info
     assert all(isinstance(text, str) for text in env.facts().values())
     frames = {PROCGEN: 1, ATARI: 4}.get(name, 1)
     assert env.spec.frames_per_step == frames
@@ -317,8 +353,8 @@ def test_two_simulators_of_half_the_seeds_do_what_one_of_all_does(name, monkeypa
 
     def halves(threads):
         (a, seen_a), (b, seen_b) = (play(env, part, steps, threads) for part in np.split(SEEDS, 2))
-        both = zip(seen_a, seen_b, strict=True)
-        return np.concatenate([a, b]), HostStep(*(np.concatenate(x, axis=1) for x in both))
+        both = jax.tree.map(lambda *x: np.concatenate(x, axis=1), seen_a, seen_b)
+        return np.concatenate([a, b]), both
 
     assert same(whole, halves(threads=2))
     if name != ATARI:  # ALE takes 0.1 s to begin a game
@@ -666,6 +702,41 @@ def test_an_episode_is_gymnasiums():
         np.testing.assert_array_equal(seen.obs[t, 0], obs)
         ends += ended
     assert ends >= 2
+
+
+class Telling(gymnasium.Env):
+    """Counts its steps, of which the third one tells of no success."""
+
+    observation_space, action_space = spaces.Box(0, 1, OBS.shape), spaces.Discrete(2)
+
+    def reset(self, seed=None, options=None):
+        self.steps = 0
+        return OBS, {"only_here": 1}
+
+    def step(self, action):
+        self.steps += 1
+        told = {"steps": np.array(self.steps), "is_success": self.steps == 2, "half": 0.5}
+        none = {"text": "3", "vector": np.ones(2), "with spaces": 1, 7: 1, "nothing": None}
+        if self.steps == 3:
+            del told["is_success"]
+            told |= {"half": "0.5", "later": 1}
+        return OBS, 1.0, self.steps == 4, False, told | none
+
+
+def test_numbers_of_gymnasiums_info_are_told_where_the_first_step_has_them():
+    gymnasium.register("Telling-v0", entry_point=Telling)
+    try:
+        env = envs.make("gymnasium:Telling-v0")
+        _, seen = play(env, SEEDS[:2], 4)
+    finally:
+        del gymnasium.registry["Telling-v0"]
+    assert env.spec.info == ("steps", "is_success", "half")
+    for name, wanted in {
+        "steps": [1, 2, 3, 4],
+        "is_success": [0, 1, np.nan, 0],
+        "half": [0.5, 0.5, np.nan, 0.5],
+    }.items():
+        np.testing.assert_array_equal(seen.info[name].T, [wanted] * 2)
 
 
 def test_pictures_of_gymnasium():

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from host_cartpole import HostCartPole, Pole, Poles
-from processes import assert_same_run, ended, summary, well
+from processes import assert_same_run, ended, rows, summary, well
 from running import differing, run, runner_of, shared, shared_runner, small, steps
 from test_randomness import Recorder
 from test_throwaway_algorithms import make_recurrent
@@ -142,8 +142,9 @@ def test_a_simulator_may_return_what_numpy_computes_with(reference, monkeypatch)
         seen.append(obs)
         return np.zeros(len(obs), np.int32)
 
-    *_, (_, scores, _, _) = host_rollout.play(HostCartPole(limit=9), act, np.arange(2), 1, 9)
-    assert {x.dtype for x in (*seen, scores)} == {np.dtype(np.float32)}
+    *_, (_, played, _) = host_rollout.play(HostCartPole(limit=9), act, np.arange(2), 1, 9)
+    numbers = (*seen, played.returns, *played.info.values())
+    assert {x.dtype for x in numbers} == {np.dtype(np.float32)}
 
 
 def test_an_agent_with_a_memory_among_others_is_the_single_run_of_its_seed():
@@ -195,13 +196,15 @@ def test_games_are_cut_at_a_restart_as_a_time_limit_cuts_them():
 
     def whole(part, name):
         """``[2 T, 16]``"""
-        both = [getattr(getattr(half, part), name)[0, 0, :, :length] for half in halves]
+        parts = [getattr(half, part) for half in halves]
+        found = [p[name] if part == "info" else getattr(p, name) for p in parts]
+        both = [x[0, 0, :, :length] for x in found]
         return np.concatenate(both, 1).swapaxes(0, 1).reshape(2 * length, 16)
 
     rolled = {name: whole("rollout", name) for name in ("valid", "terminated", "truncated")}
     obs = np.concatenate([half.rollout.obs[0, 0, :, :length] for half in halves], 1)
     obs = obs.swapaxes(0, 1).reshape(2 * length, 16, 4)
-    is_first = whole("rollout", "is_first")
+    is_first, angles = whole("rollout", "is_first"), whole("info", "angle")
     assert not is_first[0].any()
     assert not rolled["valid"][0].any()  # the first step is a reset, whatever its action
     for n, seed in enumerate(seeds):
@@ -212,7 +215,8 @@ def test_games_are_cut_at_a_restart_as_a_time_limit_cuts_them():
             assert is_first[t, n] == was_lost  # the step before was a reset
             was_lost = lost
             assert rolled["valid"][t, n] == ~np.bool_(was_lost)
-            _, _, terminated, truncated, gained, over = alone.step(actions[t].ravel()[n])
+            *_, terminated, truncated, gained, over, angle = alone.step(actions[t].ravel()[n])
+            assert angles[t, n] == np.float32(angle)
             lost = not was_lost and (terminated or truncated)
             last = t == 2 * length - 1
             assert rolled["terminated"][t, n] == (lost and terminated)
@@ -243,7 +247,9 @@ def test_a_restart_cuts_the_episodes_that_have_not_ended_by_themselves():
     games.ended[...] = resets
     room = host_rollout.empty(spec, (1, 1, 1), 1, 4, ())
     obs, reward = np.zeros((1, 1, 1, 4, 4), np.float32), np.ones(4, np.float32)
-    seen = HostStep(obs, reward, terminates, truncated, reward, terminates | truncated)
+    ends = terminates | truncated
+    told = {"angle": reward, "counted": reward}
+    seen = HostStep(obs, reward, terminates, truncated, reward, ends, told)
     host_rollout.record(games, room, 0, slice(None), seen, True)
     assert room.cut.ravel().tolist() == [False, False, True, False]
     assert room.rollout.truncated.ravel().tolist() == [False, True, True, False]
@@ -258,6 +264,8 @@ def test_cut_episodes_are_counted_and_enter_no_return(reference):
     assert (cut <= CONFIG.num_envs).all()
     for metrics in history:
         assert metrics["total_return"] == 2 * metrics["total_length"]  # whole games of two lives
+        assert metrics["env/counted"] == metrics["steps"]
+        assert metrics["env_end/counted"] == metrics["ended"]
     assert sum(metrics["ended"] for metrics in history) > 0
 
 
@@ -356,7 +364,11 @@ def test_an_evaluation_plays_whole_games_there_and_in_the_other_environment(refe
     np.testing.assert_array_equal(2 * played["eval"].lengths, played["eval"].returns)
     np.testing.assert_array_equal(played["test"].returns, [[2 * 5] * 4])  # cut by its limit
     np.testing.assert_array_equal(played["test"].lengths, [[5] * 4])
-    assert played["eval"].info == {}
+    for angles, longest in ((played["eval"], 0.5), (played["test"], 0.2)):
+        np.testing.assert_array_equal(angles.info["env/counted"], angles.lengths)
+        np.testing.assert_array_equal(angles.info["env_end/counted"], np.ones((1, 4)))
+        assert (abs(angles.info["env_end/angle"]) > 0).all()
+        assert (abs(angles.info["env_end/angle"]) < longest).all()
 
 
 def test_a_score_is_that_of_one_whole_game():
@@ -366,28 +378,32 @@ def test_a_score_is_that_of_one_whole_game():
         firsts.append(is_first)
         return (obs[:, 2] > 0.02).astype(np.int32)
 
-    *_, (_, scores, lengths, done) = host_rollout.play(env, act, seeds, 2, 1000)
+    *_, (_, (scores, lengths, info), done) = host_rollout.play(env, act, seeds, 2, 1000)
     assert done.all()
     longest = 0
     for n, (seed, score, length) in enumerate(zip(seeds, scores, lengths, strict=True)):
         alone, gained, over, lost, first, t = Pole(seed, 2, 100), 0.0, False, False, True, 0
+        angles = []
         while not over:
             assert firsts[t][n] == first
             first, t = lost, t + 1
-            _, _, terminated, truncated, more, over = alone.step(int(alone.state[2] > 0.02))
+            *_, terminated, truncated, more, over, angle = alone.step(int(alone.state[2] > 0.02))
             gained, over = gained + (0 if lost else more), over and not lost
+            angles += [] if lost else [angle]
             lost = not lost and (terminated or truncated)
         assert score == gained
+        assert info["env/angle"][n] == pytest.approx(sum(angles), abs=1e-5)
+        assert info["env_end/angle"][n] == np.float32(angles[-1])
         assert length == t - 1  # a life was lost, and a step began the next episode
         longest = max(longest, length)
     assert len(set(scores.tolist())) > 1
-    *_, (_, again, _, done) = host_rollout.play(env, act, seeds, 2, longest)
+    *_, (_, again, done) = host_rollout.play(env, act, seeds, 2, longest)
     assert done.all()
-    np.testing.assert_array_equal(again, scores)
-    *_, (_, shorter, lengths, done) = host_rollout.play(env, act, seeds, 2, longest - 1)
+    np.testing.assert_array_equal(again.returns, scores)
+    *_, (_, shorter, done) = host_rollout.play(env, act, seeds, 2, longest - 1)
     assert done.all()
-    assert (shorter < scores).any()
-    assert lengths.max() == longest - 1
+    assert (shorter.returns < scores).any()
+    assert shorter.lengths.max() == longest - 1
 
 
 def test_an_error_in_acting_is_not_told_as_one_of_the_environment():
@@ -540,7 +556,11 @@ def test_two_processes_of_which_one_is_killed_and_one_alone_make_the_same_run(
     well(world.resume(other, "--num_threads", 2))
     well(ended({0: reference})[0])
     assert_same_run(whole, other)
+    assert all(abs(row["env/angle"]) < 0.5 for row in rows(whole) if "env/angle" in row)
+    assert "env_end/angle" in rows(whole)[-1]
     evaluation = summary(whole)["evaluation"]
+    told = {prefix + name for prefix in ("env/", "env_end/") for name in ("angle", "counted")}
+    assert evaluation["info"].keys() == told
     agent = load(whole)
     threads, init = [], Poles.__init__
 

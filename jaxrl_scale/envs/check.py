@@ -63,6 +63,8 @@ def check_env(env: Any, name: str | None = None, repeats: bool = True) -> None:
         if repeats:
             _check_host(what, env)
         return
+    if spec.info:
+        _refuse_value(what, "spec.info", spec.info, "empty: the info of step says it by itself")
     observation = jax.ShapeDtypeStruct(spec.observation_shape, np.dtype(spec.observation_dtype))
 
     key = jax.eval_shape(lambda: jax.random.key(0))
@@ -127,7 +129,8 @@ def _begun(what: str, env: Any, simulator: Any) -> list[np.ndarray]:
     first = np.clip(0, space.low, space.high) if isinstance(space, Box) else 0
     seen = check_seen(env.spec, simulator.reset(), 2, what).copy()
     simulator.send(np.full((2, *space.shape), first, space.dtype))
-    return [seen, *map(np.copy, check_step(env.spec, simulator.receive(), 2, what))]
+    step = check_step(env.spec, simulator.receive(), 2, what)
+    return [seen, *map(np.copy, jax.tree.leaves(step))]
 
 
 def check_seen(spec: EnvSpec, obs: Any, number: int, what: str = "") -> np.ndarray:
@@ -145,9 +148,27 @@ def check_step(spec: EnvSpec, step: Any, number: int, what: str = "") -> HostSte
             f"{what}: receive returned a {_type_name(step)}; it should return a "
             "jaxrl_scale.types.HostStep"
         )
-    return HostStep(
-        *(_fitting(what, "receive", name, x, spec, number) for name, x in step._asdict().items())
-    )
+    fitting = {
+        name: _fitting(what, "receive", name, x, spec, number)
+        for name, x in step._asdict().items()
+        if name != "info"
+    }
+    info = {
+        name: _fitting(what, "receive", f"info[{name!r}]", x, spec, number)
+        for name, x in _named(what, step.info, spec).items()
+    }
+    return HostStep(**fitting, info=info)
+
+
+def _named(what: str, info: Any, spec: EnvSpec) -> dict[str, Any]:
+    """The ``info`` of a `HostStep`, in the order of the spec, if it has the names of the spec."""
+    info = {} if info is None else info
+    if not isinstance(info, dict) or info.keys() != set(spec.info):
+        found = f"the names {list(info)}" if isinstance(info, dict) else f"a {_type_name(info)}"
+        raise RunError(
+            f"{what}: receive returned an info with {found}; spec.info names {list(spec.info)}"
+        )
+    return {name: info[name] for name in spec.info}
 
 
 def _fitting(what: str, method: str, part: str, x: Any, spec: EnvSpec, number: int) -> np.ndarray:
@@ -155,8 +176,8 @@ def _fitting(what: str, method: str, part: str, x: Any, spec: EnvSpec, number: i
     that one. So all that sees it, in training, evaluation and after a resume, sees the same."""
     is_seen = part in ("observations", "obs")
     shape = (number, *spec.observation_shape) if is_seen else (number,)
-    of_rewards = part in ("reward", "score")
-    dtype = np.dtype(spec.observation_dtype if is_seen else np.float32 if of_rewards else bool)
+    is_number = part in ("reward", "score") or part.startswith("info[")
+    dtype = np.dtype(spec.observation_dtype if is_seen else np.float32 if is_number else bool)
     if (
         not isinstance(x, np.ndarray)
         or x.shape != shape
@@ -239,6 +260,11 @@ def check_spec(what: str, spec: Any) -> None:
         _refuse_value(what, "spec.worst_return", worst, "None or a finite number")
     if not isinstance(spec.gymnasium_id, str | None):
         _refuse_value(what, "spec.gymnasium_id", spec.gymnasium_id, "None or a text")
+    if not isinstance(spec.info, tuple) or len({*spec.info}) < len(spec.info):
+        should = "a tuple of different names, such as ('success',)"
+        _refuse_value(what, "spec.info", spec.info, should)
+    for name in spec.info:
+        _check_name(what, "spec.info's name", name)
 
     action = spec.action
     if isinstance(action, Discrete):
@@ -327,14 +353,22 @@ def _check_info(what: str, info: Any) -> None:
         should = "None or a dict of numbers by name"
         raise RunError(f"{what}: step returned info {show_arrays(info)}; it should be {should}")
     for name, x in (info or {}).items():
-        if not isinstance(name, str) or not re.fullmatch(r"[\w./-]+", name):
-            should = "a text of letters, digits, dots, slashes, - and _"
-            _refuse_value(what, "a name in the info of step", name, should)
+        _check_name(what, "a name in the info of step", name)
         if getattr(x, "shape", None) != () or not _is_real(x.dtype):
             raise RunError(
                 f"{what}: step returned info[{name!r}] {show_arrays(x)}; it should be one number "
                 "or one bool, without axes"
             )
+
+
+def is_name(text: Any) -> bool:
+    """Whether it may name a number of an environment's own."""
+    return isinstance(text, str) and re.fullmatch(r"[\w./-]+", text) is not None
+
+
+def _check_name(what: str, called: str, text: Any) -> None:
+    if not is_name(text):
+        _refuse_value(what, called, text, "a text of letters, digits, dots, slashes, - and _")
 
 
 def _check_array(what: str, method: str, part: str, found: Any, should: Any, source: str) -> None:

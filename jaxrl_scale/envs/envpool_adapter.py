@@ -73,6 +73,7 @@ class EnvPoolEnvironment:
         obs = states["obs"]
         shape = tuple(obs.shape)
         self._planes_first = task in games.ATARI
+        self._own = _own_numbers(task, states)
         if self._planes_first:
             shape = (*shape[1:], shape[0])
         self.spec = EnvSpec(
@@ -82,6 +83,7 @@ class EnvPoolEnvironment:
             max_episode_steps=int(made.config.max_episode_steps),
             observation_dtype=np.uint8 if obs.dtype == np.uint8 else np.float32,
             frames_per_step=int(options.get("frame_skip", 1)),
+            info=tuple(self._own),
         )
 
     def simulate(self, seeds: np.ndarray, num_threads: int) -> EnvPoolSimulator:
@@ -99,7 +101,7 @@ class EnvPoolEnvironment:
                 **self._options,
             )
             _ = pool.observation_space
-        return EnvPoolSimulator(pool, self.spec, self._planes_first)
+        return EnvPoolSimulator(pool, self.spec, self._planes_first, self._own)
 
     def facts(self) -> dict[str, str]:
         """Versions that the frames depend on, and all options, those that a preset sets too."""
@@ -114,8 +116,8 @@ class EnvPoolEnvironment:
 class EnvPoolSimulator:
     """``n`` environments in one pool."""
 
-    def __init__(self, pool: Any, spec: EnvSpec, planes_first: bool) -> None:
-        self._pool, self._spec, self._planes_first = pool, spec, planes_first
+    def __init__(self, pool: Any, spec: EnvSpec, planes_first: bool, own: dict[str, str]) -> None:
+        self._pool, self._spec, self._planes_first, self._own = pool, spec, planes_first, own
         self._all = np.arange(pool.num_envs, dtype=np.int32)
 
     def reset(self) -> np.ndarray:
@@ -141,6 +143,7 @@ class EnvPoolSimulator:
             truncated=truncated & ~over,
             score=score,
             game_over=over | truncated,
+            info={name: info[theirs] for name, theirs in self._own.items()},
         )
 
     def render(self) -> np.ndarray:
@@ -167,6 +170,22 @@ class EnvPoolSimulator:
 
 def _shown(options: dict[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in options.items())
+
+
+def _own_numbers(task: str, states: dict[str, Any]) -> dict[str, str]:
+    """The numbers that a task reports of its own, by the names that EnvPool has for them. Of a game
+    of Procgen it is whether the level was completed, which its last step says; the others of its
+    numbers, and those of Atari, are no quantities, or a part of the score."""
+    if task in games.PROCGEN:
+        return {"level_complete": "prev_level_complete"}
+    if task in games.ATARI:
+        return {}
+    known = {key.removeprefix("info:"): x for key, x in states.items() if key.startswith("info:")}
+    return {
+        name: name
+        for name, x in known.items()
+        if tuple(x.shape) in ((), (-1,)) and name not in ("env_id", "players.env_id")
+    }
 
 
 def _action(id: str, spec: Any) -> Discrete | Box:

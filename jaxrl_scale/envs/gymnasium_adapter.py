@@ -9,6 +9,7 @@ environment draws its random numbers from its own ``np_random``, as Gymnasium as
 from __future__ import annotations
 
 import importlib.metadata
+import numbers
 import os
 import sys
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -19,6 +20,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from jaxrl_scale.envs.check import is_name
 from jaxrl_scale.errors import RunError, closest
 from jaxrl_scale.types import Box, Discrete, EnvSpec, HostStep
 from jaxrl_scale.user_code import errors_in_one_line
@@ -55,30 +57,34 @@ class GymnasiumEnvironment:
             if "rgb_array" in env.metadata.get("render_modes", ()):
                 self._kwargs.setdefault("render_mode", "rgb_array")
             shape, dtype = _observation(self._what, env.observation_space)
-            self.spec = EnvSpec(
-                id=f"gymnasium:{name}",
-                observation_shape=shape,
-                action=_action(self._what, env.action_space),
-                max_episode_steps=getattr(env.spec, "max_episode_steps", None),
-                gymnasium_id=name,
-                observation_dtype=dtype,
-            )
+            action = _action(self._what, env.action_space)
             self._spaces = env.observation_space, env.action_space
             # Whether the class is the user's, and not one of an installed package.
             module = sys.modules.get(type(env.unwrapped).__module__)
             self.is_own = "-packages" not in (getattr(module, "__file__", None) or "")
-            if self.is_own:
-                self._check_methods(env)
+            if self.is_own:  # where a method returns too much, wrappers would take it apart
+                self._first_info(env.unwrapped, action)
+            info = self._first_info(env, action)
+            self.spec = EnvSpec(
+                id=f"gymnasium:{name}",
+                observation_shape=shape,
+                action=action,
+                max_episode_steps=getattr(env.spec, "max_episode_steps", None),
+                gymnasium_id=name,
+                observation_dtype=dtype,
+                info=tuple(name for name, x in info.items() if is_name(name) and _is_number(x)),
+            )
 
-    def _check_methods(self, env: gymnasium.Env) -> None:
-        """Raise a `RunError` where a method of the user's returns another number of things, which
-        the wrappers of Gymnasium around it would take apart."""
-        space = self.spec.action
+    def _first_info(self, env: gymnasium.Env, space: Discrete | Box) -> dict[Any, Any]:
+        """The ``info`` of a first step. Raises a `RunError` where a method returns another number
+        of things than it should."""
         first = np.clip(0, space.low, space.high) if isinstance(space, Box) else 0
         with errors_in_one_line(self._what):
-            _check_parts(self._what, "reset", env.unwrapped.reset(seed=0))
+            _check_parts(self._what, "reset", env.reset(seed=0))
             action = self.taken(np.full(space.shape, first, space.dtype))
-            _check_parts(self._what, "step", env.unwrapped.step(action))
+            returned: Any = env.step(action)
+        _check_parts(self._what, "step", returned)
+        return returned[4] if isinstance(returned[4], dict) else {}
 
     def seen(self, obs: Any) -> np.ndarray:
         """What an agent sees of an observation of Gymnasium's, or of a batch: whole numbers of a
@@ -185,7 +191,7 @@ class GymnasiumSimulator:
             return
         returned: Any = env.step(taken(env.action_space, action))
         _check_parts(self._what, "step", returned)
-        obs, reward, terminated, truncated, _ = returned
+        obs, reward, terminated, truncated, info = returned
         if reward is None or np.shape(reward) != ():
             raise RunError(
                 f"{self._what}: step returned the reward {reward}; it should be a number"
@@ -195,6 +201,9 @@ class GymnasiumSimulator:
         seen.terminated[i] = terminated
         seen.truncated[i] = truncated and not terminated
         seen.game_over[i] = terminated or truncated
+        for name, told in (seen.info or {}).items():
+            x = info.get(name) if isinstance(info, dict) else None
+            told[i] = x if _is_number(x) else np.nan
 
     def _reset(self, i: int, **seed: Any) -> None:
         returned = self._envs[i].reset(**seed)
@@ -232,6 +241,7 @@ class GymnasiumSimulator:
             truncated=np.zeros(n, bool),
             score=np.zeros(n, np.float32),
             game_over=np.zeros(n, bool),
+            info={name: np.zeros(n, np.float32) for name in self._spec.info},
         )
 
 
@@ -248,6 +258,13 @@ def _check_parts(what: str, method: str, returned: Any) -> None:
         kind = type(returned).__name__
         found = f"a tuple of {len(returned)}" if isinstance(returned, tuple) else f"a {kind}"
         raise RunError(f"{what}: {method} returned {found}; it should return ({parts})")
+
+
+def _is_number(x: Any) -> bool:
+    """Whether it is one number or one bool."""
+    return isinstance(x, numbers.Real | np.bool_) or (
+        isinstance(x, np.ndarray) and x.shape == () and x.dtype.kind in "biuf"
+    )
 
 
 def _are_bytes(x: np.ndarray) -> bool:

@@ -339,7 +339,7 @@ class Agent:
         seeds = seed + np.arange(games)
         played = host_rollout.play(env, act, seeds, 1, LONGEST_VIDEO)
         with closing(played):
-            for simulator, _, _, done in itertools.islice(played, LONGEST_VIDEO):
+            for simulator, _, done in itertools.islice(played, LONGEST_VIDEO):
                 render = getattr(simulator, "render", None)
                 if render is None:
                     raise RunError(

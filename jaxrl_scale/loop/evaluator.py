@@ -121,9 +121,9 @@ class HostEvaluator:
 
         game_seeds = host_seeds(seed, EVALUATE, 0, np.arange(self._episodes))
         threads = self._placement.num_threads
-        played = host_rollout.play(self._env, act, game_seeds, threads, limit or LONGEST_EPISODE)
-        [(_, scores, lengths, _)] = deque(played, 1)  # a game may have a hundred thousand steps
-        return Played(scores, lengths, {})
+        steps = host_rollout.play(self._env, act, game_seeds, threads, limit or LONGEST_EPISODE)
+        [(_, played, _)] = deque(steps, 1)  # a game may have a hundred thousand steps
+        return played
 
 
 def make_evaluator(

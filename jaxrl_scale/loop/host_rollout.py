@@ -20,11 +20,21 @@ from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from jaxrl_scale.envs.check import check_seen, check_step
-from jaxrl_scale.loop.rollout import Ended
-from jaxrl_scale.types import Box, EnvSpec, HostEnvironment, HostStep, PyTree, Rollout, Simulator
+from jaxrl_scale.loop.rollout import Ended, add_info, nothing_played
+from jaxrl_scale.types import (
+    Box,
+    EnvSpec,
+    HostEnvironment,
+    HostStep,
+    Played,
+    PyTree,
+    Rollout,
+    Simulator,
+)
 from jaxrl_scale.user_code import errors_in_one_line
 
 Shape = tuple[int, ...]
@@ -49,6 +59,7 @@ class Gathered(NamedTuple):
     rollout: Rollout
     ended: Ended
     cut: np.ndarray  # [B] bool: the episode at hand was cut by a restart
+    info: dict[str, Any]  # [T, B] float32 each, the environments' own numbers
 
 
 def fresh(spec: EnvSpec, leading: Shape, length: int, num_envs: int) -> Games:
@@ -99,6 +110,7 @@ def empty(spec: EnvSpec, leading: Shape, length: int, num_envs: int, extras: PyT
         ),
         Ended(each(length, bool), each(length, np.float32), each(length, np.int32)),
         np.empty((*leading, num_envs), bool),
+        {name: each(length, np.float32) for name in spec.info},
     )
 
 
@@ -147,10 +159,12 @@ class Stage:
                 self._fresh[group] = False
                 obs = check_seen(self._env.spec, self._simulators[group].reset(), number)
                 no, zero = np.zeros(len(obs), bool), np.zeros(len(obs), np.float32)
-                seen = HostStep(obs, zero, no, no, zero, no)
+                own = dict.fromkeys(self._env.spec.info, zero)
+                seen = HostStep(obs, zero, no, no, zero, no, own)
             else:
                 seen = check_step(self._env.spec, self._simulators[group].receive(), number)
-        return HostStep(*(x.reshape(D, P, -1, B, *x.shape[1:]) for x in seen))
+        whole: HostStep = jax.tree.map(lambda x: x.reshape(D, P, -1, B, *x.shape[1:]), seen)
+        return whole
 
     def close(self) -> None:
         """End the simulators' threads and free their memory. May be called twice."""
@@ -168,7 +182,7 @@ def record(
     Args:
       cut: whether a restart follows, so that all episodes end here.
     """
-    rollout, done, was_cut = gathered
+    rollout, done, was_cut, info = gathered
     games = Games(*(x[:, :, group] for x in games))
     valid = ~games.ended
     terminated, truncated = valid & seen.terminated, valid & seen.truncated
@@ -190,6 +204,8 @@ def record(
     done.ended[:, :, group, t] = complete
     done.episode_return[:, :, group, t] = np.where(complete, games.episode_return, 0)
     done.episode_length[:, :, group, t] = np.where(complete, games.episode_length, 0)
+    for name, x in (seen.info or {}).items():
+        info[name][:, :, group, t] = x
     over = complete | cut
     games.episode_return[over] = 0
     games.episode_length[over] = 0
@@ -201,7 +217,7 @@ def play(
     seeds: np.ndarray,
     num_threads: int,
     limit: int,
-) -> Generator[tuple[Simulator, np.ndarray, np.ndarray, np.ndarray]]:
+) -> Generator[tuple[Simulator, Played, np.ndarray]]:
     """One whole game in an environment for each of the seeds, step by step.
 
     Args:
@@ -210,10 +226,10 @@ def play(
         as after a lost life, is none of its steps.
 
     Yields:
-      At the start and after each step, the simulator, and ``[n]`` each: the scores and the lengths
-      so far, float32 and int32, and which games are over, bool.
+      At the start and after each step, the simulator, what was played so far, and which games are
+      over: bool ``[n]``.
     """
-    score, length = np.zeros(len(seeds), np.float32), np.zeros(len(seeds), np.int32)
+    played = nothing_played(np.zeros(len(seeds), np.float32), env.spec.info)
     done = np.zeros(len(seeds), bool)
     with _told(env):
         simulator = env.simulate(seeds, num_threads)
@@ -221,18 +237,22 @@ def play(
         with _told(env):
             obs = check_seen(env.spec, simulator.reset(), len(seeds))
         ended, is_first = done.copy(), ~done
-        yield simulator, score, length, done
+        yield simulator, played, done
         for t in itertools.count():
             action = clipped(env.spec, act(t, obs, is_first))
             with _told(env):
                 simulator.send(action)
                 seen = check_step(env.spec, simulator.receive(), len(seeds))
             obs, is_first = seen.obs, ended
-            score = score + np.where(done | ended, 0, seen.score)
-            length = length + ~(done | ended)
-            done = done | ~ended & (seen.game_over | (length == limit))
+            passed = done | ended
+            played = Played(
+                returns=played.returns + np.where(passed, 0, seen.score),
+                lengths=played.lengths + ~passed,
+                info=add_info(played.info, seen.info or {}, passed, np.where),
+            )
+            done = done | ~ended & (seen.game_over | (played.lengths == limit))
             ended = ~ended & (seen.terminated | seen.truncated)
-            yield simulator, score, length, done
+            yield simulator, played, done
             if done.all():
                 break
     finally:

@@ -100,8 +100,10 @@ class HostRunner(PlacedAgents):
         shared, local = before
 
         def count_shard(gathered: Gathered) -> Metrics:
-            episodes = rollout.sum_episodes(gathered.ended, gathered.rollout.valid)
-            return episodes._asdict() | {"cut_episodes": gathered.cut.sum(dtype=jnp.int32)}
+            valid, ended = gathered.rollout.valid, gathered.ended
+            counts = rollout.sum_episodes(ended, valid)._asdict()
+            counts |= {"cut_episodes": gathered.cut.sum(dtype=jnp.int32)}
+            return counts | rollout.sum_info(gathered.info, valid, ended.ended)
 
         counts = self.pool.map(count_shard, gathered)
         rolled = gathered.rollout._replace(carry=first_carry)

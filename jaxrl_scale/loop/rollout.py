@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxrl_scale.types import (
     OWN_NUMBERS,
@@ -251,26 +252,33 @@ def play_episodes(
         played = Played(
             returns=played.returns + jnp.where(done, 0.0, outcome.reward),
             lengths=played.lengths + jnp.where(done, 0, 1),
-            info=_add_info(played.info, outcome.info, done),
+            info=add_info(played.info, outcome.info, done),
         )
         return t + 1, carry, envs, done | envs.ended, played
 
     start, nothing = jnp.zeros((), jnp.int32), jnp.zeros(num_episodes)
     *_, outcome = jax.eval_shape(advance, start, carry, first)
-    info = {prefix + name: nothing for name in outcome.info for prefix in OWN_NUMBERS}
-    played = Played(returns=nothing, lengths=nothing.astype(jnp.int32), info=info)
+    played = nothing_played(nothing, outcome.info)
     moving = start, carry, first, nothing.astype(bool), played
     *_, played = jax.lax.while_loop(running, one_step, moving)
     return played
 
 
-def _add_info(before: Metrics, info: Metrics, done: Array) -> Metrics:
+def nothing_played(nothing: Any, names: Iterable[str]) -> Played:
+    """Before the first step: ``nothing`` is float32 zeros, and ``names`` are those of ``info``."""
+    info = {prefix + name: nothing for name in names for prefix in OWN_NUMBERS}
+    return Played(returns=nothing, lengths=nothing.astype(np.int32), info=info)
+
+
+def add_info(
+    before: dict[str, Any], info: dict[str, Any], done: Any, where: Any = jnp.where
+) -> dict[str, Any]:
     """`Played.info` of episodes ``[num_episodes]`` after a step with this ``info``, which counts
-    where they were not ``done`` before."""
+    where they were not ``done`` before. ``where``: JAX's, or NumPy's for arrays of the host."""
     steps, end = OWN_NUMBERS
     after = {}
     for name, x in info.items():
-        x = x.astype(jnp.float32)
-        after[steps + name] = before[steps + name] + jnp.where(done, 0.0, x)
-        after[end + name] = jnp.where(done, before[end + name], x)
+        x = x.astype(np.float32)
+        after[steps + name] = before[steps + name] + where(done, np.float32(0), x)
+        after[end + name] = where(done, before[end + name], x)
     return after
