@@ -191,23 +191,26 @@ def check_fields(config: Any, prefix: str) -> None:
                 raise RunError(f"{said} be at most {largest}")
 
 
-def short(text: str) -> str:
-    """A text for an error message, cut after 60 characters."""
+def shortened(text: str) -> str:
+    """A text in one line for an error message, cut after 60 characters."""
+    text = one_line(text)
     return text if len(text) <= 60 else text[:59] + "…"
 
 
 def shown(value: Any) -> str:
-    """A value for an error message, cut after 60 characters."""
+    """A value as Python writes it, `shortened`."""
     try:
-        return short(repr(value))
+        text = repr(value)
     except ValueError:  # Python writes no whole number of more than 4,300 digits
-        return short(hex(value))
+        large = f"a {type(value).__name__} that holds a number of more than 4,300 digits"
+        text = hex(value) if isinstance(value, int) else large
+    return shortened(text)
 
 
 def given_path(name: str, value: Any) -> Path:
     """The path that a function was given as ``name``. It may begin with ``~``."""
     if not isinstance(value, str | os.PathLike):
-        raise RunError(f"{name}={short(one_line(repr(value)))} should be a path")
+        raise RunError(f"{name}={shown(value)} should be a path")
     return Path(os.path.expanduser(value))
 
 
@@ -216,8 +219,7 @@ def given_number(name: str, value: Any, least: int = 1) -> int:
     is_whole, most = isinstance(value, Integral) and not isinstance(value, bool), INT32_MAX
     if not is_whole or not least <= value <= most:
         bound = f"most {most}" if is_whole and value > least else f"least {least}"
-        said = f"should be a whole number of at {bound}"
-        raise RunError(f"{name}={short(one_line(repr(value)))} {said}")
+        raise RunError(f"{name}={shown(value)} should be a whole number of at {bound}")
     return int(value)
 
 

@@ -418,8 +418,23 @@ def test_what_a_function_is_given_in_python_is_checked():
 
 
 def test_a_number_of_too_many_digits_for_python_is_refused():
+    large = 10**5000
     with pytest.raises(RunError, match=r"num_envs=0x\w{57}… should be at most"):
-        config.check(DEFAULTS.replace(num_envs=10**5000))
+        config.check(DEFAULTS.replace(num_envs=large))
+    with pytest.raises(RunError, match=r"^hidden_sizes=a tuple that .* should be at most"):
+        config.check(DEFAULTS.replace(hidden_sizes=(large,)))
+    with pytest.raises(RunError, match=r"^env_kwargs=a dict that .* should hold finite numbers"):
+        config.check(DEFAULTS.replace(env_kwargs={"length": large}))
+    with pytest.raises(RunError, match=r"^episodes=0x\w{57}… should be a whole number of at most"):
+        options.given_number("episodes", large)
+    with pytest.raises(RunError, match=r"^run_dir=0x\w{57}… should be a path$"):
+        options.given_path("run_dir", large)
+
+
+def test_a_value_is_shown_in_one_line():
+    with pytest.raises(RunError) as error:
+        config.check(DEFAULTS.replace(num_envs=np.arange(4).reshape(2, 2)))
+    assert str(error.value) == "num_envs=array([[0, 1], [2, 3]]) should be a whole number"
 
 
 NUMBERS = [

@@ -28,10 +28,9 @@ from jaxrl_scale.errors import (
     STOPPED,
     RunError,
     in_words,
-    one_line,
     status_table,
 )
-from jaxrl_scale.options import check_fields, nearest_choice, short, shown, type_name
+from jaxrl_scale.options import check_fields, nearest_choice, shortened, shown, type_name
 
 
 def load(argv: Sequence[str]) -> tuple[Config, str, str | None]:
@@ -351,8 +350,7 @@ def _convert(name: str, text: str, hint: Any) -> Any:
         return _parse(text, hint)
     except ValueError:
         raise RunError(
-            f"--{name}={short(one_line(text))} should be {type_name(hint)}"
-            f"{nearest_choice(text, hint)}"
+            f"--{name}={shortened(text)} should be {type_name(hint)}{nearest_choice(text, hint)}"
         ) from None
 
 
