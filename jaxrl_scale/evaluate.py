@@ -33,7 +33,7 @@ from jaxrl_scale.errors import RunError, how_many
 from jaxrl_scale.figures.video import check_video, write_video
 from jaxrl_scale.loop.agent import load
 from jaxrl_scale.loop.prepare import jax_settings_restored
-from jaxrl_scale.options import INT32_MAX
+from jaxrl_scale.options import INT32_MAX, shortened
 from jaxrl_scale.parallel import backend
 from jaxrl_scale.records.statistics import evaluation, standard_error
 from jaxrl_scale.records.terminal import number
@@ -201,13 +201,14 @@ def _agents(text: str | None, count: int) -> list[int]:
     """The indices that ``--agents`` names, by default all ``count``."""
     if text is None:
         return list(range(count))
-    parts = text.split(",")
-    if not all(part.strip().isdecimal() for part in parts):
-        raise RunError(f"--agents={text} should be whole numbers separated by commas")
-    agents = [int(part) for part in parts]
+    try:
+        agents = [int(part) for part in text.split(",")]
+    except ValueError:  # no numbers, or more than the 4,300 digits that Python reads
+        said = f"--agents={shortened(text)} should be whole numbers separated by commas"
+        raise RunError(said) from None
     if len(set(agents)) < len(agents):
         raise RunError(f"--agents={text} should name no agent twice")
-    if max(agents) >= count:
+    if min(agents) < 0 or max(agents) >= count:
         there = f"agents 0 to {count - 1}" if count > 1 else "one agent, 0"
         raise RunError(f"--agents={text}: the run has {there}")
     return agents

@@ -210,13 +210,15 @@ def test_a_video_can_be_an_mp4(run, tmp_path, capfd):
         (["--episods", "3"], "unknown option --episods; did you mean --episodes?"),
         (["--agents", "0,1"], "--agents=0,1: the run has one agent, 0"),
         (["--agents", "0,0"], "--agents=0,0 should name no agent twice"),
+        (["--agents", "-1"], "--agents=-1: the run has one agent, 0"),
         (["--agents", "a"], "--agents=a should be whole numbers separated by commas"),
+        (["--agents", "9" * 5000], f"--agents={'9' * 59}… should be whole numbers"),
         (["--checkpoint", "worst"], "--checkpoint=worst should be one of latest, best"),
         (["--video", "out.avi"], "video out.avi should end in .gif or .mp4"),
         (["--video", "out.mp4"], "out.mp4: mp4 needs the ffmpeg command; install it or write"),
         (["--video", "no/out.gif"], "cannot write no/out.gif: no is no folder that can be written"),
     ],
-    ids=lambda x: "=".join(x) if isinstance(x, list) else "",
+    ids=lambda x: "=".join(x)[:20] if isinstance(x, list) else "",
 )
 def test_a_mistake_is_told_in_one_line(run, arguments, message, capfd, monkeypatch):
     monkeypatch.setenv("PATH", "")  # no ffmpeg
