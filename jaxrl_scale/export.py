@@ -32,7 +32,7 @@ from jaxrl_scale.parallel import backend
 from jaxrl_scale.parallel.sums import local_pool
 from jaxrl_scale.portable import numpy_text, onnx_graph, program
 from jaxrl_scale.records.run_directory import io_errors, replace_file, short
-from jaxrl_scale.user_code import errors_in_one_line
+from jaxrl_scale.user_code import errors_in_one_line, is_own
 
 FORMS = ("policy.py", "policy.npz", "policy.stablehlo", "policy.onnx")
 """All files that an export may have written."""
@@ -142,7 +142,7 @@ def forms(agent: Agent, title: str, onnx: bool) -> tuple[dict[str, bytes], str]:
 @contextmanager
 def _told(config: Config) -> Iterator[None]:
     """Tell in one line what fails in code of the user's, which has run with batches of one size."""
-    if ":" not in config.network + config.algo.name:
+    if not is_own(config.network) and not is_own(config.algo.name):
         yield
         return
     try:

@@ -24,6 +24,11 @@ import jax
 from jaxrl_scale.errors import RunError, nearest, one_line
 
 
+def is_own(name: str) -> bool:
+    """Whether a name has the form of one of your own, ``module:Name``."""
+    return ":" in name
+
+
 def load_by_name(kind: str, name: str, fits: Callable[[Any], bool], wanted: str) -> Any:
     """Import what ``module:Name`` names. It is looked at, and not called.
 

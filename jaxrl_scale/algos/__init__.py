@@ -18,7 +18,7 @@ import jax
 from jaxrl_scale.errors import RunError, nearest
 from jaxrl_scale.options import Sizes, can_be_option
 from jaxrl_scale.types import Algorithm, EnvSpec, Pool
-from jaxrl_scale.user_code import errors_in_one_line, load_by_name
+from jaxrl_scale.user_code import errors_in_one_line, is_own, load_by_name
 
 _NAMES = ("ppo", "a2c", "impala", "pqn", "dqn", "apex", "sac")
 
@@ -26,11 +26,6 @@ _NAMES = ("ppo", "a2c", "impala", "pqn", "dqn", "apex", "sac")
 def names() -> tuple[str, ...]:
     """The names of those of the package."""
     return _NAMES
-
-
-def is_own(name: str) -> bool:
-    """Whether the name is of the form of one of your own."""
-    return ":" in name
 
 
 def title(name: str) -> str:

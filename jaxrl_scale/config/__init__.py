@@ -27,7 +27,7 @@ from jaxrl_scale.options import (
     with_pythons_numbers,
 )
 from jaxrl_scale.types import MOST_SHARDS
-from jaxrl_scale.user_code import errors_in_one_line
+from jaxrl_scale.user_code import errors_in_one_line, is_own
 
 _NOT_IN_PROJECTS = "/\\#?%:"  # wandb's own check, which comes when the run has begun
 
@@ -280,7 +280,7 @@ def check(config: Config) -> None:
     check_algo(config.algo)
     check_run(config)
     check_fields(config.algo, "algo.")
-    if not algos.is_own(config.algo.name):
+    if not is_own(config.algo.name):
         config.algo.check(config)
         return
     with errors_in_one_line(f"algorithm {config.algo.name!r}"):

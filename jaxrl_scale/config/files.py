@@ -16,7 +16,7 @@ from jaxrl_scale.config import Config, check, check_run
 from jaxrl_scale.config.shipped import FOLDER, config_file
 from jaxrl_scale.errors import RunError, closest, in_words, nearest, one_line, raise_if_hidden
 from jaxrl_scale.options import given_path
-from jaxrl_scale.user_code import describe, look_in_this_folder
+from jaxrl_scale.user_code import describe, is_own, look_in_this_folder
 
 executed: set[str] = set()
 """The SHA-256 of each config or sweep file that this process has run, of those that did not come
@@ -157,7 +157,7 @@ def from_json(data: dict[str, Any], look: bool = False) -> Config:
     data = dict(data)
     options = _tuples(dict(data.pop("algo")))
     name = options.pop("name")
-    unread = look and algos.is_own(name)
+    unread = look and is_own(name)
     algo = algos.unread(name, options) if unread else algos.get(name).Config(**options)
     return Config(**_tuples(data), algo=algo)
 
@@ -189,8 +189,8 @@ def read_config(path: Path, look: bool = False) -> Config:
     try:
         data = json.loads(path.read_text())
         name = str(data["algo"]["name"])
-        unread = look and algos.is_own(name)
-        if algos.is_own(name) and not unread:
+        unread = look and is_own(name)
+        if is_own(name) and not unread:
             _find(name, path)
         config = from_json(data, look)
         (check_run if unread else check)(config)
@@ -201,7 +201,7 @@ def read_config(path: Path, look: bool = False) -> Config:
         raise RunError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:  # RunError among them
         if found := re.search(r"unexpected keyword argument '(\w+)'", str(error)):
-            whose = f"algorithm {name!r}" if algos.is_own(name) else "this version of jaxrl_scale"
+            whose = f"algorithm {name!r}" if is_own(name) else "this version of jaxrl_scale"
             raise RunError(f"{path} has a field {found[1]!r} that {whose} does not know") from None
         raise RunError(f"{path} is damaged: {one_line(error)}") from None
 

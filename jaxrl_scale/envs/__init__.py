@@ -37,7 +37,7 @@ from jaxrl_scale.envs.check import on_host as on_host
 from jaxrl_scale.envs.debug import play as play
 from jaxrl_scale.errors import RunError, closest, one_line
 from jaxrl_scale.options import has_type, type_name
-from jaxrl_scale.user_code import errors_in_one_line, load_by_name
+from jaxrl_scale.user_code import errors_in_one_line, is_own, load_by_name
 
 _BUILT_IN = {
     "CartPole-v1": "cartpole:CartPole",
@@ -91,7 +91,7 @@ def make(name: str, /, **kwargs: Any) -> Any:
         from jaxrl_scale.envs import envpool_adapter
 
         env = envpool_adapter.make(name.removeprefix("envpool:"), **kwargs)
-    elif ":" in name and not name.startswith("procgen:"):
+    elif is_own(name) and not name.startswith("procgen:"):
         build = load_by_name("environment", name, _builds_environment, _WANTED)
         _check_parameters(name, build, kwargs)
         _check_numbers(build, kwargs)

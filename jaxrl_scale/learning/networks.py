@@ -35,7 +35,7 @@ from jaxrl_scale.learning.modules import (
 )
 from jaxrl_scale.options import Sizes
 from jaxrl_scale.types import Array, Box, Discrete, EnvSpec, Key, PyTree, Rollout
-from jaxrl_scale.user_code import describe, errors_in_one_line, load_by_name, show_arrays
+from jaxrl_scale.user_code import describe, errors_in_one_line, is_own, load_by_name, show_arrays
 
 
 class Network(NamedTuple):
@@ -147,7 +147,7 @@ def make_q(
             "continuous, which ppo, a2c, impala and sac take; try --algo=sac"
         )
     num_actions = spec.action.n
-    if ":" not in config.network:
+    if not is_own(config.network):
         layers = torsos.design(config, spec, layer_norm)
         if dueling and not layers.hidden_sizes:
             raise RunError(
@@ -181,7 +181,7 @@ def make_actor_critics(config: Sizes, spec: EnvSpec) -> ActorCritics:
             f"algo {name} needs actions between bounds, but those of {spec.id} are between "
             f"{action.low:g} and {action.high:g}; try --algo=ppo"
         )
-    if ":" in config.network:
+    if is_own(config.network):
         raise RunError(
             f"network {config.network} sees observations alone, but the values of algo {name} are "
             "those of an action, too; try --network=auto"
@@ -223,7 +223,7 @@ def make_actor_critics(config: Sizes, spec: EnvSpec) -> ActorCritics:
 
 def make_recurrent(config: Sizes, spec: EnvSpec) -> RecurrentNetwork:
     """The config's network with a GRU in place of its last hidden layer, of the same size."""
-    if ":" in config.network:
+    if is_own(config.network):
         raise RunError(
             f"network {config.network} has no memory; try --network=auto with a recurrent policy"
         )
@@ -331,7 +331,7 @@ def _functions(
 
     def apply(params: PyTree, obs: Array) -> Any:
         leading = obs.shape[: obs.ndim - len(spec.observation_shape)]
-        if ":" not in config.network or len(leading) == 1:
+        if not is_own(config.network) or len(leading) == 1:
             return module.apply({"params": params}, obs)
         # One from outside sees one axis in front, as its author knows it from every other library.
         rows = obs.reshape(-1, *spec.observation_shape)
@@ -347,7 +347,7 @@ def _exact(config: Sizes, apply: Callable[..., Any]) -> Callable[..., Any]:
 
 def _check(config: Sizes, spec: EnvSpec, module: nn.Module, size: int) -> None:
     """Raise a `RunError` unless a network from outside the package returns what it should."""
-    if ":" not in config.network:
+    if not is_own(config.network):
         return
     # An algorithm of one's own may have no such option.
     normalized = getattr(config.algo, "normalize_observations", False)
@@ -383,7 +383,7 @@ def _check(config: Sizes, spec: EnvSpec, module: nn.Module, size: int) -> None:
 
 
 def _policy_and_value(config: Sizes, spec: EnvSpec, policy: Distribution) -> nn.Module:
-    if ":" not in config.network:
+    if not is_own(config.network):
         layers = torsos.design(config, spec)
         return ActorCritic(policy.size, *layers, free=policy.free)
     wanted = "a flax.linen.Module class"

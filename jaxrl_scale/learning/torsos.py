@@ -22,6 +22,7 @@ from jaxrl_scale.errors import RunError, nearest
 from jaxrl_scale.learning.initializers import orthogonal
 from jaxrl_scale.options import Sizes
 from jaxrl_scale.types import Array, EnvSpec
+from jaxrl_scale.user_code import is_own
 
 _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "tanh": jnp.tanh,
@@ -106,7 +107,7 @@ def design(config: Sizes, spec: EnvSpec, layer_norm: bool = False) -> Design:
 
 def without_effect(config: Sizes, spec: EnvSpec) -> str | None:
     """What the user is told of options that were set and that this network does not have."""
-    own = ":" in config.network
+    own = is_own(config.network)
     name = config.network if own else design(config, spec).features.kind
     unused = {
         "hidden_sizes": own and config.hidden_sizes is not None,
@@ -121,7 +122,7 @@ def without_effect(config: Sizes, spec: EnvSpec) -> str | None:
 
 def axes_told(config: Sizes, spec: EnvSpec) -> str | None:
     """What the user is told of images whose channels seem to come first, as in PyTorch."""
-    shape, no_image = spec.observation_shape, ":" in config.network or config.network == "mlp"
+    shape, no_image = spec.observation_shape, is_own(config.network) or config.network == "mlp"
     if no_image or len(shape) != 3 or shape[0] > 4 or min(shape[1:]) < 8:
         return None
     rows, columns, channels = shape

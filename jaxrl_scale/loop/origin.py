@@ -25,6 +25,7 @@ from jaxrl_scale.parallel.hosts import Hosts
 from jaxrl_scale.parallel.sums import local_pool
 from jaxrl_scale.records import array_folder, checkpoint, pieces, run_directory
 from jaxrl_scale.types import EnvSpec
+from jaxrl_scale.user_code import is_own
 
 
 class Origin(NamedTuple):
@@ -186,7 +187,7 @@ def _check_fit(
                 f"this one ({config.algo.name} in {config.env}): {name} is {shapes[0]} there and "
                 f"{shapes[1]} here"
             )
-    if ":" not in config.network + other.network:
+    if not is_own(config.network) and not is_own(other.network):
         theirs, ours = (torsos.design(x, spec).features.activation for x in (other, config))
         if theirs != ours:
             raise RunError(f"{what}: its activation is {theirs}; try --activation={theirs}")

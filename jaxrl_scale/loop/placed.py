@@ -33,6 +33,7 @@ from jaxrl_scale.types import (
     Played,
     PyTree,
 )
+from jaxrl_scale.user_code import is_own
 
 
 class PlacedAgents(ABC):
@@ -54,7 +55,7 @@ class PlacedAgents(ABC):
         self.pool = placement.pool()
         algo: Algorithm = algos.make(config, env.spec, self.pool)
         self.algo = checked.algorithm(algo, env.spec.action)
-        if algos.is_own(config.algo.name):
+        if is_own(config.algo.name):
             checked.playing(self.algo, env.spec, config.algo)
         self._beginning = Beginning(placement, self._init_agent, self.agents)
         self._evaluators = make_evaluators(config, env, self.algo, placement)

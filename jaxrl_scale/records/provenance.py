@@ -25,7 +25,7 @@ import jax
 from jaxrl_scale.config import Config
 from jaxrl_scale.errors import in_words
 from jaxrl_scale.parallel.machine import visible_cores
-from jaxrl_scale.user_code import modules_of_ones_own
+from jaxrl_scale.user_code import is_own, modules_of_ones_own
 
 _PACKAGES = (
     *("jaxrl_scale", "jax", "jaxlib", "flax", "optax", "chex", "orbax-checkpoint", "numpy"),
@@ -81,8 +81,9 @@ def _processor() -> str | None:
 def own_code(config: Config) -> bool:
     """Whether a run's environment, network or algorithm may be written by the user."""
     of_others = config.env.startswith(("gymnax:", "envpool:"))
-    names = config.network, config.algo.name, "" if of_others else config.env
-    return any(":" in name for name in names)
+    return (
+        is_own(config.network) or is_own(config.algo.name) or (is_own(config.env) and not of_others)
+    )
 
 
 _digests: weakref.WeakKeyDictionary[types.ModuleType, str] = weakref.WeakKeyDictionary()
