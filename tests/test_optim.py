@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxrl_scale.algos import a2c
-from jaxrl_scale.learning import optim
+from jaxrl_scale.learning import masks, optim
 from jaxrl_scale.options import traced
 from jaxrl_scale.parallel.sums import local_pool
 
@@ -46,7 +46,7 @@ def test_without_a_valid_sample_the_gradient_is_0():
 
 def test_what_is_not_valid_is_masked_before_a_gradient_can_see_it():
     x, valid = jnp.asarray([[1.0, 2.0], [jnp.nan, jnp.inf]]), jnp.asarray([True, False])
-    masked = optim.masked(valid, {"x": x, "n": jnp.asarray([3, 4]), "ok": valid})
+    masked = masks.masked(valid, {"x": x, "n": jnp.asarray([3, 4]), "ok": valid})
     np.testing.assert_array_equal(masked["x"], [[1.0, 2.0], [0.0, 0.0]])
     np.testing.assert_array_equal(masked["n"], [3, 0])
     assert masked["n"].dtype == jnp.int32

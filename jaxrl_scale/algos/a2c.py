@@ -16,6 +16,7 @@ from jax.flatten_util import ravel_pytree
 from jaxrl_scale.algos import common, on_policy
 from jaxrl_scale.algos.on_policy import Shared
 from jaxrl_scale.learning import networks, normalize, optim, returns
+from jaxrl_scale.learning.masks import masked
 from jaxrl_scale.options import Sizes, register
 from jaxrl_scale.types import Algorithm, Array, EnvSpec, Key, Metrics, Pool, PyTree, Rollout, Time
 
@@ -96,7 +97,7 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         advantage = returns.gae(value, rollout, options.gamma, options.gae_lambda)
         target = advantage + value[:-1]
         samples = Samples(rollout.obs[:-1], rollout.action, advantage, target, rollout.valid)
-        return optim.masked(rollout.valid, samples)
+        return masked(rollout.valid, samples)
 
     def update(
         shared: Shared, local: Array, rollout: Rollout, key: Key, time: Time

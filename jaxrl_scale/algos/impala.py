@@ -20,6 +20,7 @@ from jax.flatten_util import ravel_pytree
 from jaxrl_scale.algos import common, lagging, on_policy
 from jaxrl_scale.algos.on_policy import Shared
 from jaxrl_scale.learning import networks, normalize, optim, permute, returns
+from jaxrl_scale.learning.masks import masked
 from jaxrl_scale.options import Sizes, check_trajectories, option, register
 from jaxrl_scale.types import Algorithm, Array, EnvSpec, Key, Metrics, Pool, PyTree, Rollout, Time
 
@@ -71,7 +72,7 @@ def loss(
     policy = policy[:-1]
     log_prob = network.policy.log_prob(policy, batch.action)
     # A network that forbids all actions for the zeros of a reset step has no log-probability there.
-    log_ratio = jax.lax.stop_gradient(optim.masked(batch.valid, log_prob - batch.extras))
+    log_ratio = jax.lax.stop_gradient(masked(batch.valid, log_prob - batch.extras))
     ratio = jnp.exp(log_ratio)
     weight, rho_clip, c_clip = ratio, options.rho_clip, options.c_clip
     if options.correction == "none":
@@ -104,9 +105,9 @@ def without_what_is_not_used(rollout: Rollout) -> Rollout:
     terminated an episode. Those that truncated one are bootstrapped from."""
     behind = jnp.concatenate([~rollout.valid[:, :1], rollout.terminated], 1)
     return rollout._replace(
-        obs=optim.masked(~behind, rollout.obs),
-        action=optim.masked(rollout.valid, rollout.action),
-        extras=optim.masked(rollout.valid, rollout.extras),
+        obs=masked(~behind, rollout.obs),
+        action=masked(rollout.valid, rollout.action),
+        extras=masked(rollout.valid, rollout.extras),
     )
 
 

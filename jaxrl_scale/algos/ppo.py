@@ -16,6 +16,7 @@ from jax.flatten_util import ravel_pytree
 from jaxrl_scale.algos import common, on_policy
 from jaxrl_scale.algos.on_policy import Shared
 from jaxrl_scale.learning import networks, normalize, optim, permute, returns
+from jaxrl_scale.learning.masks import masked
 from jaxrl_scale.options import Sizes, check_minibatches, check_trajectories, option, register
 from jaxrl_scale.types import Algorithm, Array, EnvSpec, Key, Metrics, Pool, PyTree, Rollout, Time
 
@@ -134,7 +135,7 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
             target=advantage + value[:-1],
             valid=rollout.valid,
         )
-        samples = optim.masked(rollout.valid, samples)
+        samples = masked(rollout.valid, samples)
         if options.recurrent:
             return samples._replace(carry=jax.tree.map(lambda x: x[None], rollout.carry))
         return jax.tree.map(lambda x: x.reshape(1, -1, *x.shape[2:]), samples)

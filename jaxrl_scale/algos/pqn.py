@@ -18,6 +18,7 @@ from jax.flatten_util import ravel_pytree
 from jaxrl_scale.algos import common, on_policy, q_learning
 from jaxrl_scale.algos.on_policy import Shared
 from jaxrl_scale.learning import networks, normalize, optim, permute, returns
+from jaxrl_scale.learning.masks import masked
 from jaxrl_scale.options import Sizes, check_minibatches, option, register
 from jaxrl_scale.types import Algorithm, Array, EnvSpec, Key, Metrics, Pool, PyTree, Rollout, Time
 
@@ -87,7 +88,7 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         best = networks.evaluate(network, weights, rollout).max(-1)
         target = returns.lambda_returns(best, rollout, options.gamma, options.return_lambda)
         samples = Samples(rollout.obs[:-1], rollout.action, target, rollout.valid)
-        samples = optim.masked(rollout.valid, samples)
+        samples = masked(rollout.valid, samples)
         return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), samples)
 
     def update(

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_scale.learning import returns
+from jaxrl_scale.learning.masks import trailing
 from jaxrl_scale.types import Array, Pool, Rollout
 
 
@@ -65,7 +66,7 @@ def pooled_moments(pool: Pool, *batches: tuple[Numbers, Array]) -> list[Moments]
     def shard_sums(*batches: tuple[Numbers, Array]) -> list[tuple[Array, Array]]:
         rows = ((_in_one(numbers), mask) for numbers, mask in batches)
         return [
-            (mask.sum(0, dtype=jnp.int32), jnp.where(_trailing(mask, x), x, 0.0).sum(0))
+            (mask.sum(0, dtype=jnp.int32), jnp.where(trailing(mask, x), x, 0.0).sum(0))
             for x, mask in rows
         ]
 
@@ -75,7 +76,7 @@ def pooled_moments(pool: Pool, *batches: tuple[Numbers, Array]) -> list[Moments]
     # A product, not a division: XLA may or may not turn a division by a broadcast number into
     # one, by what surrounds it, and the bits would depend on the number of devices.
     shares = [
-        _trailing(1.0 / jnp.maximum(count, 1).astype(jnp.float32), total) for count, total in sums
+        trailing(1.0 / jnp.maximum(count, 1).astype(jnp.float32), total) for count, total in sums
     ]
     means = [total * share for (_, total), share in zip(sums, shares, strict=True)]
 
@@ -85,7 +86,7 @@ def pooled_moments(pool: Pool, *batches: tuple[Numbers, Array]) -> list[Moments]
             for (numbers, _), mean in zip(batches, means, strict=True)
         )
         return [
-            jnp.where(_trailing(mask, square), square, 0.0).sum(0)
+            jnp.where(trailing(mask, square), square, 0.0).sum(0)
             for (_, mask), square in zip(batches, squares, strict=True)
         ]
 
@@ -94,10 +95,6 @@ def pooled_moments(pool: Pool, *batches: tuple[Numbers, Array]) -> list[Moments]
         Moments(count, mean, total * share)
         for (count, _), mean, total, share in zip(sums, means, squares, shares, strict=True)
     ]
-
-
-def _trailing(x: Array, like: Array) -> Array:
-    return x.reshape(x.shape + (1,) * (like.ndim - x.ndim))
 
 
 def _in_one(numbers: Numbers) -> Array:

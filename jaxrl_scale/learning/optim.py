@@ -22,23 +22,6 @@ Kind = Literal["adam", "rmsprop"]
 Schedule = Literal["constant", "linear", "cosine"]
 
 
-def masked(valid: Array, samples: PyTree) -> PyTree:
-    """The samples with zeros where they are not valid. What an environment shows at an episode's
-    end may be NaN, and a mask on the loss alone lets 0 * NaN into the gradient.
-
-    Args:
-      valid: ``[...]`` bool.
-      samples: arrays ``[..., *]``.
-    """
-
-    def mask(x: Array) -> Array:
-        return jnp.where(
-            valid.reshape(valid.shape + (1,) * (x.ndim - valid.ndim)), x, jnp.zeros_like(x)
-        )
-
-    return jax.tree.map(mask, samples)
-
-
 def masked_sums(valid: Array, parts: Metrics) -> Metrics:
     """The sum of each part over the valid samples, and their number as ``count``.
 

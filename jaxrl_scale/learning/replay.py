@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_scale.errors import RunError
-from jaxrl_scale.learning import optim
+from jaxrl_scale.learning.masks import masked
 from jaxrl_scale.options import Sizes, check_divides
 from jaxrl_scale.types import Array, EnvSpec, Key, Rollout
 
@@ -104,7 +104,7 @@ def gather(ring: Ring, index: Array, n: int, num_envs: int) -> Transition:
     terminated, truncated = ring.terminated[rows], ring.truncated[rows]
     length = horizon(terminated, truncated)
     valid = ring.valid[index]
-    obs, action = optim.masked(valid, (ring.obs[index], ring.action[index]))
+    obs, action = masked(valid, (ring.obs[index], ring.action[index]))
     return Transition(
         obs=obs,
         action=action,

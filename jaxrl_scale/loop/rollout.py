@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_scale.learning.masks import trailing
 from jaxrl_scale.types import (
     OWN_NUMBERS,
     Algorithm,
@@ -100,8 +101,7 @@ def step(
     running = ~envs.ended
 
     def choose(running_value: Array, reset_value: Array) -> Array:
-        mask = running.reshape(running.shape + (1,) * (running_value.ndim - 1))
-        return jnp.where(mask, running_value, reset_value)
+        return jnp.where(trailing(running, running_value), running_value, reset_value)
 
     if isinstance(space, Box):
         action = jnp.clip(action, space.low, space.high)
