@@ -11,7 +11,7 @@ import pytest
 from jaxrl_scale import evaluate, load
 from jaxrl_scale.config import files
 from jaxrl_scale.errors import RunError
-from jaxrl_scale.records import array_folder, checkpoint
+from jaxrl_scale.records import checkpoint, digest
 
 ROOT = Path(__file__).parent.parent
 ZOO = ROOT / "zoo"
@@ -57,7 +57,7 @@ def test_a_policy_scores_here_what_it_is_said_to(name):
 def test_a_policy_is_the_arrays_that_acting_needs_and_nothing_else(name):
     found = checkpoint.restore_some(ZOO / name / "checkpoints", lambda name: True, pytest.fail)
     _, arrays, _ = found
-    assert array_folder.digest(arrays) == about(name)["sha256"]
+    assert digest.of_arrays(arrays) == about(name)["sha256"]
     used = ("shared/algo/params/", "shared/algo/observation/", "shared/iteration")
     assert all(array.startswith(used) for array in arrays)
     config = files.read_config(ZOO / name / "config.json")

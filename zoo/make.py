@@ -15,7 +15,7 @@ import numpy as np
 from jaxrl_scale import load, train
 from jaxrl_scale.config import files
 from jaxrl_scale.loop.agent import read_acting
-from jaxrl_scale.records import array_folder, statistics
+from jaxrl_scale.records import array_folder, digest, statistics
 from jaxrl_scale.records.checkpoint import Checkpoints
 from jaxrl_scale.records.terminal import number
 
@@ -44,7 +44,7 @@ def make(name: str) -> None:
         "gymnasium": score(agent.evaluate_in_gymnasium(EPISODES).returns),
         "jaxrl_scale": score(agent.evaluate(4 * EPISODES).returns),
     }
-    about = {"env": config.env, "seed": config.seed, "sha256": array_folder.digest(arrays)}
+    about = {"env": config.env, "seed": config.seed, "sha256": digest.of_arrays(arrays)}
     write(ZOO / name / "score.json", about | scores)
 
 

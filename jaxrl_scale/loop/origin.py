@@ -23,7 +23,7 @@ from jaxrl_scale.loop.state import Agents
 from jaxrl_scale.options import traced
 from jaxrl_scale.parallel.hosts import Hosts
 from jaxrl_scale.parallel.sums import local_pool
-from jaxrl_scale.records import array_folder, checkpoint, pieces, run_directory
+from jaxrl_scale.records import checkpoint, digest, pieces, run_directory
 from jaxrl_scale.types import EnvSpec
 from jaxrl_scale.user_code import is_own
 
@@ -139,7 +139,7 @@ def _read(
         first = min(map(int, failed))  # the keys of JSON are texts
         raise RunError(f"{what}: the loss or another metric of agent {first} is not finite there")
     leaves = [np.broadcast_to(arrays[name], (num_agents, *x.shape)) for name, x in named.items()]
-    record = {"run_dir": str(path), "iteration": iteration, "digest": array_folder.digest(arrays)}
+    record = {"run_dir": str(path), "iteration": iteration, "digest": digest.of_arrays(arrays)}
     return jax.tree.unflatten(jax.tree.structure(wanted), leaves), record
 
 

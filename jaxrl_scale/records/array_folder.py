@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import json
 import os
 import shutil
@@ -94,14 +93,6 @@ def read_arrays(path: Path, dtypes: Mapping[str, Any]) -> Iterator[tuple[str, np
                     x = np.lib.format.read_array(member, allow_pickle=False)
                 x = x if x.dtype == dtype else x.view(dtype)
             yield name, x
-
-
-def digest(arrays: Mapping[str, np.ndarray]) -> str:
-    """The SHA-256 of arrays with their names, whatever folder they are in."""
-    found = hashlib.sha256()
-    for name, x in sorted(arrays.items()):
-        found.update(f"{name} {x.dtype} {x.shape}".encode() + np.ascontiguousarray(x).tobytes())
-    return found.hexdigest()
 
 
 def delete(path: Path) -> None:

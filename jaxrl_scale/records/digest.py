@@ -28,6 +28,16 @@ def of_tree(tree: PyTree) -> str:
     return digest.hexdigest()
 
 
+def of_arrays(arrays: Mapping[str, np.ndarray]) -> str:
+    """The SHA-256 of named arrays, as ``run.json`` has it of the policy that a run began from, and
+    the zoo of its files. What is written there is compared with it, so that it cannot become that
+    of `of_tree`, in which names, dtypes and shapes are written in another way."""
+    digest = hashlib.sha256()
+    for name, x in sorted(arrays.items()):
+        digest.update(f"{name} {x.dtype} {x.shape}".encode() + np.ascontiguousarray(x).tobytes())
+    return digest.hexdigest()
+
+
 def of_run(agents: Mapping[int, str]) -> str:
     """The digest of a run from those of its agents, by their indices."""
     return hashlib.sha256("\n".join(agents[k] for k in sorted(agents)).encode()).hexdigest()
