@@ -101,7 +101,7 @@ class HostEvaluator:
 
     def __call__(self, actor: PyTree, seeds: np.ndarray) -> Played | None:
         """As `Evaluator.__call__`."""
-        if not self._placement.by_agents and self._placement.at_hand[0].process_index:
+        if not self._placement.by_agents and not self._placement.leader:
             return None  # process 0 plays, with whole agents that all processes have
         agents = [jax.tree.map(lambda x, k=k: x[k], actor) for k in range(len(seeds))]
         played = [self._play(*each) for each in zip(agents, map(int, seeds), strict=True)]

@@ -101,13 +101,13 @@ def with_programs(config: Config, placement: Placement) -> Placement:
     """The placement, which finds this run's programs where that can be done safely."""
     folder = _folder()
     # With several GPUs it has not been tried.
-    tried = placement.devices[0].platform == "cpu" or len(placement.devices) == 1
+    tried = placement.on_cpus or placement.num_devices == 1
     if folder is None or own_code(config) or not tried or not in_a_command():
         return placement
-    writes = placement.at_hand[0].process_index == 0
     with suppress(OSError):  # not known: what this processor can do, or which files were imported
         alone = placement.num_processes == 1  # else the others read what process 0 has written
-        programs = Programs(folder, follows_from(config, placement), writes, meanwhile=alone)
+        text = follows_from(config, placement)
+        programs = Programs(folder, text, placement.leader, meanwhile=alone)
         return dataclasses.replace(placement, find=programs)
     return placement
 

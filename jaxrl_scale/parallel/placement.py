@@ -96,7 +96,12 @@ class Placement:
 
     @property
     def num_processes(self) -> int:
-        return len(self.devices) // len(self.at_hand)
+        return self.num_devices // len(self.at_hand)
+
+    @property
+    def leader(self) -> bool:
+        """Whether this is process 0."""
+        return self.at_hand[0].process_index == 0
 
     @property
     def held(self) -> tuple[Span, Span]:
@@ -278,7 +283,7 @@ class Placement:
                 trees = self.split_shared(trees)
                 compiled = compiled or self.compile(on_one_device, *trees, name=name)
                 return self.read(compiled(*trees))
-            if self.at_hand[0].process_index:
+            if not self.leader:
                 return None
             trees = jax.tree.map(np.asarray, trees)
             if compiled is None:
