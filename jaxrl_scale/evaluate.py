@@ -36,7 +36,7 @@ from jaxrl_scale.loop.prepare import jax_settings_restored
 from jaxrl_scale.options import INT32_MAX, shortened
 from jaxrl_scale.parallel import backend
 from jaxrl_scale.records.statistics import evaluation, standard_error
-from jaxrl_scale.records.terminal import number
+from jaxrl_scale.records.terminal import between, number
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -181,10 +181,9 @@ def describe(result: dict[str, Any], frames: int = 0) -> str:
         means += [f"{name} {number(x)}" for name, x in result["info"].items()]
         lines.append(", ".join(means))
     if len(scores) > 1:
-        low, high = result["ci95"]
         lines.append(
-            f"interquartile mean over agents {number(result['iqm'])} (95 % interval {number(low)} "
-            f"to {number(high)}), worst agent {number(min(scores))}"
+            f"interquartile mean over agents {number(result['iqm'])} (95 % interval "
+            f"{between(result['ci95'])}), worst agent {number(min(scores))}"
         )
     if result["failed"]:
         failed = ", ".join(map(str, result["failed"]))

@@ -23,7 +23,7 @@ from jaxrl_scale.records import past_run
 from jaxrl_scale.records.past_run import PastRun
 from jaxrl_scale.records.rows import centre
 from jaxrl_scale.records.run_directory import short
-from jaxrl_scale.records.terminal import compact, number
+from jaxrl_scale.records.terminal import between, compact, number
 
 _ELSEWHERE = ("env", "algo", "seed", "num_seeds")
 """Options that have a column of their own."""
@@ -140,7 +140,6 @@ def print_table(listed: Sequence[PastRun]) -> None:
 def _cells(run: PastRun) -> dict[str, str]:
     of = _numbers(run)
     count, seeds = of["agents"], dict.fromkeys((min(run.seeds), max(run.seeds)))
-    low, high = of["score_low"], of["score_high"]
     failed = f", {of['failed']} of {count} agents failed" if of["failed"] and count > 1 else ""
     return {
         "run": of["run"],
@@ -149,7 +148,7 @@ def _cells(run: PastRun) -> dict[str, str]:
         "seeds": "-".join(map(str, seeds)),
         "steps": compact(of["env_steps"]),
         "score": number(of["score"]),
-        "95 % interval": "" if low is None else f"{number(low)} to {number(high)}",
+        "95 % interval": between((of["score_low"], of["score_high"])),
         "training": number(of["return_100"]),
         "steps/s": compact(of["steps_per_second"]),
         "status": of["status"] + failed,

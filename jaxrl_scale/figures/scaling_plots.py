@@ -145,7 +145,7 @@ def interval(center: float | None, bounds: Sequence[float] | None, seeds: int) -
     """``-80.1 (-81.2 to -79.3)``; one seed has no interval."""
     if center is None:
         return "–"
-    within = between((bounds[0], bounds[1])) if bounds and seeds > 1 else ""
+    within = between(bounds) if bounds and seeds > 1 else ""
     return f"{number(center)} ({within})" if within else number(center)
 
 

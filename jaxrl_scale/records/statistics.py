@@ -57,8 +57,7 @@ def interval(
     than two numbers have none, as nothing says how far another would lie from them."""
     if len(sample) < 2:
         return None, None
-    low, high = np.percentile(_bootstrap(sample, centre), (2.5, 97.5))
-    return float(low), float(high)
+    return _ci95(_bootstrap(sample, centre))
 
 
 def pooled(groups: Sequence[np.ndarray]) -> tuple[float, tuple[float | None, float | None]]:
@@ -70,8 +69,7 @@ def pooled(groups: Sequence[np.ndarray]) -> tuple[float, tuple[float | None, flo
     if all(len(group) < 2 for group in groups):
         return float(iqm(np.concatenate(groups))), (None, None)
     drawn = [_bootstrap(group, lambda x: x, seed=k) for k, group in enumerate(groups)]
-    low, high = np.percentile(iqm(np.concatenate(drawn, -1)), (2.5, 97.5))
-    return float(iqm(np.concatenate(groups))), (float(low), float(high))
+    return float(iqm(np.concatenate(groups))), _ci95(iqm(np.concatenate(drawn, -1)))
 
 
 def difference(
@@ -100,8 +98,7 @@ def difference(
     if min(len(ours), len(theirs)) < 2:
         return {"difference": difference, "difference_ci95": None}
     drawn = _bootstrap(ours, iqm) - _bootstrap(theirs, iqm, seed=0 if pairs else 1)
-    low, high = np.percentile(drawn, (2.5, 97.5))
-    return {"difference": difference, "difference_ci95": [float(low), float(high)]}
+    return {"difference": difference, "difference_ci95": list(_ci95(drawn))}
 
 
 def _bootstrap(sample: np.ndarray, centre: Callable[[np.ndarray], Any], seed: int = 0) -> Any:
@@ -112,6 +109,12 @@ def _bootstrap(sample: np.ndarray, centre: Callable[[np.ndarray], Any], seed: in
     sizes = [min(rows, RESAMPLES - done) for done in range(0, RESAMPLES, rows)]
     draws = (rng.integers(0, len(sample), (size, len(sample))) for size in sizes)
     return np.concatenate([centre(sample[index]) for index in draws])
+
+
+def _ci95(drawn: np.ndarray) -> tuple[float, float]:
+    """The bounds of the middle 95 % of what the bootstrap has ``drawn: [N]``."""
+    low, high = np.percentile(drawn, (2.5, 97.5))
+    return float(low), float(high)
 
 
 def _mean(values: np.ndarray) -> Any:

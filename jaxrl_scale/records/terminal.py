@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Protocol, TextIO
@@ -294,7 +294,7 @@ def number(value: float | None) -> str:
     return f"{value:.1f}" if abs(value) >= 10 or value == 0 else f"{value:.3g}"
 
 
-def between(bounds: tuple[float | None, float | None]) -> str:
+def between(bounds: Sequence[float | None]) -> str:
     """An interval for people: ``481.2 to 499.8``, or nothing where there is none."""
     low, high = bounds
     return "" if low is None or high is None else f"{number(low)} to {number(high)}"

@@ -14,7 +14,7 @@ from jaxrl_scale.config import Config, command_line, files
 from jaxrl_scale.errors import how_many
 from jaxrl_scale.records import statistics
 from jaxrl_scale.records.run_directory import replace_file, short
-from jaxrl_scale.records.terminal import number
+from jaxrl_scale.records.terminal import between, number
 from jaxrl_scale.search import results, wandb_group
 from jaxrl_scale.search.plan import shown
 from jaxrl_scale.search.results import Outcome, Ranked
@@ -92,9 +92,8 @@ def _told(
     elif ci95 is None:
         verdict = "one seed cannot tell whether the difference holds up"
     else:
-        low, high = map(number, ci95)
         holds = "holds up" if ci95[0] > 0 else "does not hold up"
-        verdict = f"the difference is {number(gained)} (95 % interval {low} to {high}): it {holds}"
+        verdict = f"the difference is {number(gained)} (95 % interval {between(ci95)}): it {holds}"
         if min(len(start), len(winner)) < statistics.FEW:
             verdict += f", as far as {how_many(len(start), 'seed')} can tell"
     after = how_many(every, "iteration") if every > 1 else "iteration"
