@@ -1,11 +1,27 @@
-# The exit statuses of the training command, for the launchers, which read this file.
-# README.md has them in a table.
+# What several launchers share, all of which read this file. (It keeps its name: a job of Slurm that was
+# submitted before it had more than `again` reads it under this one when it is put back.)
 
-# Whether it makes sense to start again what has ended with status $1.
+# The Python that the processes run, where the user names none.
+[ -n "$PYTHON" ] || { [ -x .venv/bin/python ] && PYTHON=.venv/bin/python || PYTHON=python3; }
+
+# Whether it makes sense to start again what has ended with status $1, an exit status of the training
+# command (README.md has them in a table) or of a shell.
 again() {
   case $1 in
     0) return 1 ;;                # done
     1 | 2 | 3 | 74) return 1 ;;   # a bug, a mistake, every agent failed, input/output
     126 | 127) return 1 ;;        # the shell found no such command: the wrong Python
   esac                            # 75, or a signal's: stopped and saved, or a process was lost
+}
+
+# A new secret, by which the processes of a run know each other.
+secret() { od -An -N32 -tx1 /dev/urandom | tr -d ' \n'; }
+
+# The checkpoints in run directory $1; a sweep's are a folder deeper.
+checkpoints() { ls -d "$1"/{,*/}checkpoints/* 2>/dev/null; }
+
+# The status with which job $1 of this shell ends. A signal that is trapped ends `wait`, not the job.
+wait_for() {
+  while kill -0 "$1" 2>/dev/null; do wait "$1"; done
+  wait "$1"
 }

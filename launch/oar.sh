@@ -34,8 +34,7 @@ if [ -z "$OAR_JOB_NAME" ]; then
 fi
 run_dir=runs/$OAR_JOB_NAME
 mapfile -t hosts < <(sort -u "${OAR_NODEFILE:?only in an OAR job}") # it has a line for each core
-checkpoints() { ls -d "$run_dir"/{,*/}checkpoints/* 2>/dev/null; } # a sweep's are a folder deeper
-before=$(checkpoints)
+before=$(checkpoints "$run_dir")
 asked=''
 
 # shellcheck disable=SC2317 # called by the trap
@@ -50,12 +49,11 @@ trap stop TERM USR1 USR2 # OAR's is USR2, unless `oarsub --signal` says otherwis
 # terminal (-tt), also where OAR does not kill all that a job has left.
 REMOTE_SHELL="oarsh -tt -q" launch/ranks.sh "${hosts[@]}" -- "$@" --run_dir "$run_dir" &
 ranks=$!
-while kill -0 "$ranks" 2>/dev/null; do wait "$ranks"; done # a signal ends `wait`, not the ranks
-wait "$ranks"
+wait_for "$ranks"
 status=$?
 
 again "$status" || exit "$status"
 # Nobody asked, and nothing was saved: it might fail and come back for ever.
-if [ -z "$asked" ] && [ "$(checkpoints)" = "$before" ]; then exit "$status"; fi
+if [ -z "$asked" ] && [ "$(checkpoints "$run_dir")" = "$before" ]; then exit "$status"; fi
 while [ $SECONDS -le 61 ]; do sleep 1; done # OAR submits no shorter job again
 exit 99

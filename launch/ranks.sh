@@ -63,7 +63,6 @@ else
 fi
 
 # --- what every rank runs ---
-[ -n "$PYTHON" ] || { [ -x .venv/bin/python ] && PYTHON=.venv/bin/python || PYTHON=python3; }
 REMOTE_SHELL=${REMOTE_SHELL:-ssh -tt}
 # In place of the subshell that calls it, so that a signal finds it.
 [ "$(type -t "${REMOTE_SHELL%% *}")" = function ] || REMOTE_SHELL="exec $REMOTE_SHELL"
@@ -81,7 +80,7 @@ fresh=$([ -e "$run_dir" ] || echo yes)
 mkdir -p "$logs" || exit 74
 if [ -z "$JAXRL_SECRET_FILE" ]; then # not in a variable: command lines can be read by everybody
   own_secret=$(cd "$logs" && mktemp "$PWD/secret.XXXXXX") || exit 74
-  od -An -N32 -tx1 /dev/urandom | tr -d ' \n' >"$own_secret" && echo >>"$own_secret"
+  secret >"$own_secret" && echo >>"$own_secret"
 fi
 environment+=("JAXRL_SECRET_FILE=${own_secret:-$JAXRL_SECRET_FILE}")
 
