@@ -328,7 +328,7 @@ def _begin(search: Search, task: int | None) -> list[list[int]]:
     """Begin the sweep, or go on with it. Returns which settings train side by side first."""
     base = search.base
 
-    def checked(parts: list[list[int]]) -> list[list[int]]:
+    def with_task(parts: list[list[int]]) -> list[list[int]]:
         if task is not None and task >= len(parts):
             raise RunError(f"--task={task} should be below {len(parts)}, the chunks")
         return parts
@@ -337,9 +337,9 @@ def _begin(search: Search, task: int | None) -> list[list[int]]:
         return origin.policy(base) if base.init_from else {}
 
     def divided() -> list[list[int]]:
-        return checked(_divided(search))
+        return with_task(_divided(search))
 
-    return checked(sweep_file.begin(search.folder, search.to_json(), divided, begins_from))
+    return with_task(sweep_file.begin(search.folder, search.to_json(), divided, begins_from))
 
 
 def _lead(search: Search, parts: list[list[int]], hosts: Hosts, task: int | None) -> int:

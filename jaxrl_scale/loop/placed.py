@@ -16,7 +16,7 @@ from rich.filesize import decimal
 
 from jaxrl_scale import algos
 from jaxrl_scale.config import Config
-from jaxrl_scale.loop import checked, state
+from jaxrl_scale.loop import contract, state
 from jaxrl_scale.loop.evaluator import make_evaluators, play_all
 from jaxrl_scale.loop.prepare import check_memory, num_bytes
 from jaxrl_scale.loop.state import Agents, Rows, State
@@ -54,9 +54,9 @@ class PlacedAgents(ABC):
         self.agents = state.agents(config) if agents is None else agents
         self.pool = placement.pool()
         algo: Algorithm = algos.make(config, env.spec, self.pool)
-        self.algo = checked.algorithm(algo, env.spec.action)
+        self.algo = contract.algorithm(algo, env.spec.action)
         if is_own(config.algo.name):
-            checked.playing(self.algo, env.spec, config.algo)
+            contract.playing(self.algo, env.spec, config.algo)
         self._beginning = Beginning(placement, self._init_agent, self.agents)
         self._evaluators = make_evaluators(config, env, self.algo, placement)
         # Not a constant of the program, so that a longer run finds the compiled one in the cache.

@@ -15,7 +15,7 @@ from jax.flatten_util import ravel_pytree
 
 from jaxrl_scale.config import Config
 from jaxrl_scale.errors import RunError
-from jaxrl_scale.loop import checked
+from jaxrl_scale.loop import contract
 from jaxrl_scale.loop.keys import INIT, UPDATE, agent_key, agent_seeds
 from jaxrl_scale.records.rows import OF_THE_RUN
 from jaxrl_scale.types import (
@@ -75,7 +75,7 @@ def pack(metrics: Metrics) -> Packed:
     for name, x in sorted(metrics.items()):
         if not hasattr(x, "dtype") or x.ndim or x.dtype not in groups:
             raise RunError(
-                f"metric {name!r} of the algorithm is {checked.described(x)}; "
+                f"metric {name!r} of the algorithm is {contract.described(x)}; "
                 "it should be a scalar of dtype float32 or int32"
             )
         groups[x.dtype].append(name)
@@ -155,7 +155,7 @@ def init_agent(
 
     shared = Shared(seed, jnp.zeros((), jnp.int32), init_shared(key_shared, options))
     begun = State(shared, pool.map(init_shard, pool.shard_index()))
-    checked.beginning(begun)
+    contract.beginning(begun)
     return begun
 
 

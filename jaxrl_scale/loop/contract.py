@@ -1,4 +1,4 @@
-"""Whether an algorithm returns what `jaxrl_scale.types.Algorithm` says. Where it does not, a
+"""Whether an algorithm keeps its contract, `jaxrl_scale.types.Algorithm`. Where it does not, a
 `RunError` says so while its functions are traced, before anything is compiled."""
 
 from __future__ import annotations
