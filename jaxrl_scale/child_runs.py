@@ -14,7 +14,7 @@ from jaxrl_scale import commands
 from jaxrl_scale.config import command_line
 from jaxrl_scale.errors import FINISHED, UNFINISHED, how_many, printable
 from jaxrl_scale.records.past_run import finished, last_error, read_trace
-from jaxrl_scale.records.run_directory import io_errors, short
+from jaxrl_scale.records.run_directory import holds_run, io_errors, short
 from jaxrl_scale.records.terminal import compact, duration, number
 
 DEFAULTS = ("--wandb=disabled", "--tensorboard=false")  # for every run; options may say otherwise
@@ -43,7 +43,7 @@ def train(
     if finished(run):
         print(f"{title}: it was done before", flush=True)
         return FINISHED
-    if (run / "config.json").exists():
+    if holds_run(run):
         arguments = ["--resume", str(run), *command_line.changeable(arguments)]
     else:
         arguments = [*DEFAULTS, *arguments, f"--run_dir={run}"]

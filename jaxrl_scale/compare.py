@@ -48,7 +48,14 @@ from jaxrl_scale.parallel.hosts import Hosts
 from jaxrl_scale.records import past_run, statistics
 from jaxrl_scale.records.past_run import PastRun, finished, last_error
 from jaxrl_scale.records.rows import read_rows
-from jaxrl_scale.records.run_directory import plain, refuse_run, replace_file, short, write_json
+from jaxrl_scale.records.run_directory import (
+    holds_run,
+    plain,
+    refuse_run,
+    replace_file,
+    short,
+    write_json,
+)
 from jaxrl_scale.records.terminal import between, number
 from jaxrl_scale.report import NONE, Cell, Table
 
@@ -74,7 +81,7 @@ def plan(args: argparse.Namespace, options: Sequence[str]) -> list[Task]:
         wanted, _, _ = command_line.load(task.options)
         if k == 0:
             spec = check_fit(wanted)
-            if not (task.run / "config.json").exists():  # else it has its first policy
+            if not holds_run(task.run):  # else it has its first policy
                 origin.find(wanted, spec, None, None, Hosts())
         _check_begun(task.run, wanted)
         tasks.append(task)
@@ -86,7 +93,7 @@ def plan(args: argparse.Namespace, options: Sequence[str]) -> list[Task]:
 
 def _check_begun(run: Path, wanted: Config) -> None:
     """Raise a `RunError` if the run has begun with another config."""
-    if not (run / "config.json").exists():
+    if not holds_run(run):
         return
     begun = files.flatten(files.read_config(run / "config.json", look=True))
     free = {*command_line.CHANGEABLE, "run_dir"}
@@ -161,7 +168,7 @@ def _has_results(run: Path) -> bool:
 
 def _how_far(run: Path) -> str:
     """How far a run has come; of one that did not begin, or is damaged, why."""
-    if not (run / "config.json").exists():
+    if not holds_run(run):
         return last_error(run)
     try:
         return past_run.read_any(run).status

@@ -41,7 +41,7 @@ from jaxrl_scale.parallel.hosts import Hosts, join
 from jaxrl_scale.records.checkpoint import is_shared
 from jaxrl_scale.records.past_run import finished
 from jaxrl_scale.records.progress import Clock
-from jaxrl_scale.records.run_directory import short
+from jaxrl_scale.records.run_directory import holds_run, short
 from jaxrl_scale.search import conclusion, model, orders, rungs, space, stages, sweep_file
 from jaxrl_scale.search.orders import Order
 from jaxrl_scale.search.plan import MOST, Chunk, Plan, Start, configs_of
@@ -68,7 +68,7 @@ def train_chunk(
     if finished(path, chunk.until):
         print("trained before", flush=True)
         return True
-    order = Order(chunk, start and start.of(chunk), (path / "config.json").exists())
+    order = Order(chunk, start and start.of(chunk), holds_run(path))
     if not (order.resume or start):
         sweep_file.check_origin(folder, chunk.config)
     if agreed := orders.agreed(hosts, stop, order):

@@ -136,7 +136,7 @@ def create(path: Path) -> RunDirectory:
         path.mkdir(parents=True, exist_ok=True)
     run = RunDirectory(path)
     # This is looked up under the lock, so that of two runs that start at once only one goes on.
-    if (path / "config.json").exists():
+    if holds_run(path):
         run.close()
         shown = short(path)
         raise RunError(
@@ -152,10 +152,15 @@ def create(path: Path) -> RunDirectory:
     return run
 
 
+def holds_run(path: Path) -> bool:
+    """Whether a run has begun in a directory."""
+    return (path / "config.json").exists()
+
+
 def refuse_run(folder: Path, option: str = "--run_dir") -> None:
     """Raise a `RunError` where what is to hold several runs is the directory of one; ``option`` is
     the one that names it."""
-    if (folder / "config.json").exists():
+    if holds_run(folder):
         raise RunError(f"{short(folder)} holds a run; choose another {option}")
 
 
@@ -176,7 +181,7 @@ def open_existing(path: Path) -> RunDirectory:
         )
     for link in (path / "checkpoints", path / "tensorboard"):
         other = link.resolve().parent
-        if link.is_symlink() and other != path.resolve() and (other / "config.json").exists():
+        if link.is_symlink() and other != path.resolve() and holds_run(other):
             raise RunError(
                 f"{short(link)} is a link into another run, {short(other)}, which would lose what "
                 "it has; copy what the link leads to in its place"
