@@ -49,8 +49,8 @@ from jaxrl_scale.records import past_run, statistics
 from jaxrl_scale.records.past_run import PastRun, finished, last_error
 from jaxrl_scale.records.rows import read_rows
 from jaxrl_scale.records.run_directory import (
+    as_stored,
     holds_run,
-    plain,
     refuse_run,
     replace_file,
     short,
@@ -97,7 +97,7 @@ def _check_begun(run: Path, wanted: Config) -> None:
         return
     begun = files.flatten(files.read_config(run / "config.json", look=True))
     free = {*command_line.CHANGEABLE, "run_dir"}
-    for name, value in files.flatten(files.from_json(plain(files.to_json(wanted)))).items():
+    for name, value in files.flatten(as_stored(wanted)).items():
         if name not in free and begun.get(name) != value:
             raise RunError(
                 f"{short(run)} has begun with {name}={begun.get(name)}, not {value}; choose "

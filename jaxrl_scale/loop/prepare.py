@@ -21,7 +21,7 @@ from jaxrl_scale.parallel.backend import CACHE_FOLDER, CACHE_FROM, keep_programs
 from jaxrl_scale.parallel.hosts import Hosts
 from jaxrl_scale.parallel.machine import free_memory, processor_features
 from jaxrl_scale.records import provenance
-from jaxrl_scale.records.run_directory import plain
+from jaxrl_scale.records.run_directory import as_stored
 from jaxrl_scale.types import PyTree
 
 
@@ -31,8 +31,7 @@ def checked(config: Config | None, resume: str | Path | None) -> Config:
         started = files.read_config(Path(resume) / "config.json")
         config = started if config is None else config
         check_algo(config.algo)
-        as_stored = files.from_json(plain(files.to_json(config)))
-        command_line.check_resume(started, files.flatten(as_stored), dashes="")
+        command_line.check_resume(started, files.flatten(as_stored(config)), dashes="")
     if config is None:
         raise RunError("train() needs a config, or resume=RUN_DIR")
     check(config)

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_scale.config import Config
-from jaxrl_scale.config.files import to_json
+from jaxrl_scale.config.files import from_json, to_json
 from jaxrl_scale.errors import INPUT_OUTPUT_ERROR, MISTAKE, RunError, raise_if_hidden
 from jaxrl_scale.parallel.hosts import Hosts
 from jaxrl_scale.records import checkpoint
@@ -407,6 +407,11 @@ def plain(data: Any) -> Any:
     if hasattr(data, "tolist"):  # arrays and scalars of NumPy and JAX
         return plain(data.tolist())
     return str(data)
+
+
+def as_stored(config: Config) -> Config:
+    """The config as ``config.json`` gives it back, to be compared with that of a run."""
+    return from_json(plain(to_json(config)))
 
 
 def short(path: Path) -> str:
