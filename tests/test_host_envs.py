@@ -576,6 +576,18 @@ def test_an_error_in_a_step_is_raised_by_receive(told):
     simulator.close()
 
 
+def test_an_environment_that_fails_to_close_leaves_no_other_open(told):
+    simulator = envs.make(told).simulate(SEEDS[:3], 1)
+    closed = []
+    for k, env in enumerate(simulator._envs):
+        env.unwrapped.close = lambda k=k: closed.append(k) or (k == 1 and 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        simulator.close()
+    assert sorted(closed) == [0, 1, 2]
+    simulator.close()
+    assert len(closed) == 3
+
+
 class Drawn:
     """Another number whenever it is looked at."""
 

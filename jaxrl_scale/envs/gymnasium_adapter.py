@@ -13,7 +13,7 @@ import numbers
 import os
 import sys
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import Any
 
 import gymnasium
@@ -172,8 +172,10 @@ class GymnasiumSimulator:
 
     def close(self) -> None:
         self._threads.shutdown()
-        while self._envs:
-            self._envs.pop().close()
+        envs, self._envs = self._envs, []
+        with ExitStack() as stack:  # the others, too, where one raises an error
+            for env in envs:
+                stack.callback(env.close)
 
     def _step(self, part: np.ndarray, action: np.ndarray) -> None:
         """Step the environments ``part``."""
