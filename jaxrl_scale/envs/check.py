@@ -125,12 +125,28 @@ def _check_host(what: str, env: Any) -> None:
 
 def _begun(what: str, env: Any, simulator: Any) -> list[np.ndarray]:
     """What two environments show when they are reset, and after a step."""
-    space = env.spec.action
-    first = np.clip(0, space.low, space.high) if isinstance(space, Box) else 0
     seen = check_seen(env.spec, simulator.reset(), 2, what).copy()
-    simulator.send(np.full((2, *space.shape), first, space.dtype))
+    simulator.send(np.stack([some_action(env.spec.action)] * 2))
     step = check_step(env.spec, simulator.receive(), 2, what)
     return [seen, *map(np.copy, jax.tree.leaves(step))]
+
+
+def some_action(space: Discrete | Box) -> np.ndarray:
+    """An action that every environment with this space takes: 0, or what is nearest to it."""
+    first = np.clip(0, space.low, space.high) if isinstance(space, Box) else 0
+    return np.full(space.shape, first, space.dtype)
+
+
+def of_one_pair_of_bounds(what: str, space: Any) -> Box:
+    """The actions of another library's box. Raises a `RunError` that begins with ``what`` where
+    they do not share their bounds."""
+    low, high = np.unique(space.low), np.unique(space.high)
+    if low.size > 1 or high.size > 1:
+        raise RunError(
+            f"{what} has actions of different bounds ({low} … {high}); only one pair of bounds for "
+            "all actions is supported"
+        )
+    return Box(float(low[0]), float(high[0]), tuple(space.shape))
 
 
 def check_seen(spec: EnvSpec, obs: Any, number: int, what: str = "") -> np.ndarray:

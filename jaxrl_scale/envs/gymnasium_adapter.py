@@ -20,7 +20,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from jaxrl_scale.envs.check import is_name
+from jaxrl_scale.envs.check import is_name, of_one_pair_of_bounds, some_action
 from jaxrl_scale.errors import RunError, closest
 from jaxrl_scale.types import Box, Discrete, EnvSpec, HostStep
 from jaxrl_scale.user_code import errors_in_one_line
@@ -78,10 +78,9 @@ class GymnasiumEnvironment:
     def _first_info(self, env: gymnasium.Env, space: Discrete | Box) -> dict[Any, Any]:
         """The ``info`` of a first step. Raises a `RunError` where a method returns another number
         of things than it should."""
-        first = np.clip(0, space.low, space.high) if isinstance(space, Box) else 0
         with errors_in_one_line(self._what):
             _check_parts(self._what, "reset", env.reset(seed=0))
-            action = self.taken(np.full(space.shape, first, space.dtype))
+            action = self.taken(some_action(space))
             returned: Any = env.step(action)
         _check_parts(self._what, "step", returned)
         return returned[4] if isinstance(returned[4], dict) else {}
@@ -301,10 +300,4 @@ def _action(what: str, space: Any) -> Discrete | Box:
             f"{what} acts in {space}; the numbers of a Box must be real, as a policy's are, and "
             f"not {space.dtype}"
         )
-    low, high = np.unique(space.low), np.unique(space.high)
-    if low.size > 1 or high.size > 1:
-        raise RunError(
-            f"{what} has actions of different bounds ({low} … {high}); only one pair of bounds for "
-            "all actions is supported"
-        )
-    return Box(float(low[0]), float(high[0]), tuple(space.shape))
+    return of_one_pair_of_bounds(what, space)
