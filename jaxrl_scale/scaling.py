@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_scale import child_runs, commands
-from jaxrl_scale.config import Config, command_line
+from jaxrl_scale.config import Config, check_processes, command_line
 from jaxrl_scale.envs import make
 from jaxrl_scale.errors import (
     FINISHED,
@@ -42,10 +42,8 @@ from jaxrl_scale.errors import (
     STOPPED,
     UNFINISHED,
     RunError,
-    how_many,
     status_table,
 )
-from jaxrl_scale.options import largest_divisor
 from jaxrl_scale.parallel.machine import free_port, visible_cores, visible_gpus
 from jaxrl_scale.records.past_run import finished
 from jaxrl_scale.records.run_directory import replace_file, short, write_json
@@ -85,12 +83,7 @@ def plan(args: argparse.Namespace, options: Sequence[str]) -> list[Point]:
                     f"and this machine has {cores}"
                 )
         everywhere = (nodes or 1) * processes
-        if config.num_shards % everywhere and config.num_seeds % everywhere:
-            fitting = largest_divisor(config.num_shards, everywhere)
-            raise RunError(
-                f"{everywhere} processes divide neither num_shards={config.num_shards} nor "
-                f"num_seeds={config.num_seeds}; try {how_many(fitting, 'process', 'processes')}"
-            )
+        check_processes(config, everywhere)
         workers = everywhere * (wanted or (1 if gpus else threads) or 1)
         total = envs * workers if mode == "weak" else envs
         point = Point(mode, nodes, processes, threads, devices, envs, total)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
 from jaxrl_scale import algos, envs
-from jaxrl_scale.errors import RunError, one_line
+from jaxrl_scale.errors import RunError, how_many, one_line
 from jaxrl_scale.options import (
     INT32_MAX,
     check_divides,
@@ -346,6 +346,16 @@ def _check_sizes(config: Config) -> None:
         raise RunError(
             f"devices={config.devices} divides neither num_shards={config.num_shards} "
             f"nor num_seeds={config.num_seeds}; try devices={near}"
+        )
+
+
+def check_processes(config: Config, processes: int) -> None:
+    """Raise a `RunError` where so many processes can share neither the agents nor the shards."""
+    if config.num_shards % processes and config.num_seeds % processes:
+        near = how_many(largest_divisor(config.num_shards, processes), "process", "processes")
+        raise RunError(
+            f"{processes} processes divide neither num_shards={config.num_shards} nor "
+            f"num_seeds={config.num_seeds}; try {near}"
         )
 
 

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.experimental.compilation_cache import compilation_cache
 
 from jaxrl_scale import NO_LOOP_KERNELS
-from jaxrl_scale.config import Config
+from jaxrl_scale.config import Config, check_processes
 from jaxrl_scale.errors import RunError, how_many, one_line
 from jaxrl_scale.learning import products
 from jaxrl_scale.options import largest_divisor
@@ -302,14 +302,9 @@ def place(config: Config, devices: list[jax.Device], cores: int = 1) -> Placemen
             f"{devices[0].platform} device(s); try devices={fewest}"
         )
     agents, shards = config.num_seeds, config.num_shards
-    by_agents = agents % (processes * wanted) == 0
-    if not by_agents and shards % processes:  # then whole agents, on as many devices as divide them
-        by_agents = agents % processes == 0
-    if not by_agents and shards % processes:
-        raise RunError(
-            f"{processes} processes divide neither num_shards={shards} nor num_seeds={agents}; "
-            f"try {how_many(largest_divisor(shards, processes), 'process', 'processes')}"
-        )
+    check_processes(config, processes)
+    # Where shards do not divide, whole agents, on as many devices as divide them.
+    by_agents = agents % (processes * wanted) == 0 or shards % processes != 0
     if config.portable:
         check_portable(devices[0].platform)
     count = largest_divisor((agents if by_agents else shards) // processes, wanted)
