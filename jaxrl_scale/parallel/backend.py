@@ -120,7 +120,7 @@ def initialize(config: Config, hosts: Hosts | None = None) -> Placement:
             "environment as plain Python with jaxrl_scale.envs.play"
         )
     hosts = hosts or Hosts()
-    cores = _span(hosts) if hosts.several else len(visible_cores())
+    cores = _start_distributed(hosts) if hosts.several else len(visible_cores())
     started = not cpu_devices(config.devices or cores)
     if config.portable:
         cap(started)
@@ -216,7 +216,7 @@ def find_devices() -> list[jax.Device]:
         ) from error
 
 
-def _span(hosts: Hosts) -> int:
+def _start_distributed(hosts: Hosts) -> int:
     """Start ``jax.distributed``, which can be done once in a process; returns the cores that every
     process has for itself."""
     seen = visible_gpus()

@@ -77,7 +77,7 @@ def _given(values: Mapping[str, Any]) -> Cluster:
 
 def _openmpi(environment: Mapping[str, str]) -> Cluster:
     """Process 0 is taken to be on mpirun's own host, whose address is all that OpenMPI tells."""
-    number, rank = _place(environment, "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK")
+    number, process_id = _place(environment, "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK")
     uri = environment.get("OMPI_MCA_orte_hnp_uri", "")
     found = re.match(r"(\d+)\.\d+;tcp6?://\[?([^],]+?)\]?[,:]", uri)
     together = number == _number(environment, "OMPI_COMM_WORLD_LOCAL_SIZE", 1)
@@ -89,19 +89,19 @@ def _openmpi(environment: Mapping[str, str]) -> Cluster:
         )
     job = int(found[1]) >> 16 if found else 0
     host = _HERE if together or not found else found[2]
-    return Cluster(number, rank, host, _port(job))
+    return Cluster(number, process_id, host, _port(job))
 
 
 def _slurm(environment: Mapping[str, str]) -> Cluster:
     """Process 0 is on the first node of the step."""
     told = [n for n in ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") if environment.get(n)]
-    number, rank = _place(environment, told[0], "SLURM_PROCID") if told else (1, 0)
+    number, process_id = _place(environment, told[0], "SLURM_PROCID") if told else (1, 0)
     host = _first_node(environment["SLURM_STEP_NODELIST"])
     if _number(environment, "SLURM_STEP_NUM_NODES", 0) == 1:
         host = _HERE
     # Two steps of one job may run side by side.
     job = 61 * _number(environment, "SLURM_JOB_ID", 0) + _number(environment, "SLURM_STEP_ID")
-    return Cluster(number, rank, host, _port(job))
+    return Cluster(number, process_id, host, _port(job))
 
 
 def _first_node(nodes: str) -> str:
