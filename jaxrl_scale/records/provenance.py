@@ -57,6 +57,11 @@ def describe_process() -> dict[str, Any]:
     }
 
 
+def typed_command() -> str:
+    """The command of this process, to be typed again."""
+    return shlex.join(["python", *sys.orig_argv[1:]])
+
+
 def describe_machine() -> dict[str, Any]:
     """What this process computes on and with, for the head of a table of measurements."""
     wanted = ("python", "jaxrl_scale", "jax", "jaxlib")

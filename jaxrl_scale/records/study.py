@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from jaxrl_scale.config import Config, files
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.records import statistics
 from jaxrl_scale.records.past_run import Trace, at, finished, read_trace
-from jaxrl_scale.records.provenance import describe_machine
+from jaxrl_scale.records.provenance import describe_machine, typed_command
 from jaxrl_scale.records.run_directory import (
     io_errors,
     read_object,
@@ -87,7 +86,7 @@ def prepare(
         folder / "study.json",
         {
             **training,
-            "commands": [*study.get("commands", ()), shlex.join(["python", *sys.orig_argv[1:]])],
+            "commands": [*study.get("commands", ()), typed_command()],
             "machine": describe_machine(),
             "worst_return": worst_return,
             "points": [dataclasses.asdict(point) for point in known],

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 from jaxrl_scale.config import Config
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.loop import origin
+from jaxrl_scale.records.provenance import typed_command
 from jaxrl_scale.records.run_directory import (
     io_errors,
     plain,
@@ -42,7 +41,7 @@ def begin(
     if not path.exists():
         refuse_run(folder)
         mine = {"init_from": begins_from(), "chunks": divided()}
-        mine |= {"command": shlex.join(["python", *sys.orig_argv[1:]])}
+        mine |= {"command": typed_command()}
         with io_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
         write_json_once(path, told | mine)  # jobs of an array may begin at the same time
