@@ -1,12 +1,16 @@
 """PPO with a memory: against a slow NumPy twin, its resets, its sequences, its exactness."""
 
 import dataclasses
+import importlib
+import re
+import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import probes
 import pytest
+from processes import REPOSITORY
 from running import differing, first_shared, run, runner_of, small, steps, time_at
 from test_ppo import CLIP, ENTROPY, VALUE, twin_loss
 
@@ -312,3 +316,126 @@ def test_minibatches_of_broken_sequences_are_refused(size, try_instead):
 def test_a_memory_needs_a_hidden_layer():
     with pytest.raises(RunError, match="try hidden_sizes=64,64"):
         ppo.make(recurrent(hidden_sizes=()), SPEC, local_pool(8))
+
+
+# --- a network of one's own -----------------------------------------------------------------
+
+PAGE = (REPOSITORY / "docs" / "algorithms.md").read_text()
+EXAMPLE = next(x for x in re.findall(r"```python\n(.*?)```", PAGE, re.S) if "init_carry" in x)
+OTHERS = """
+class Counts(LSTM):
+    '''Remembers, too, how many steps it has seen.'''
+
+    def init_carry(self, batch_size):
+        return *super().init_carry(batch_size), jnp.full((batch_size,), 0)
+
+    def __call__(self, carry, obs):
+        *carry, steps = carry
+        carry, seen = super().__call__(tuple(carry), obs)
+        return (*carry, steps + 1), seen
+
+
+class Forgetful(nn.Module):
+    policy_size: int
+
+    @nn.compact
+    def __call__(self, obs):
+        return nn.Dense(self.policy_size)(obs), nn.Dense(1)(obs)[..., 0]
+
+
+class Unbatched(LSTM):
+    def init_carry(self, batch_size):
+        return jnp.zeros(32)
+
+
+class Failing(LSTM):
+    def init_carry(self, batch_size):
+        raise ValueError("lost")
+
+
+class Changing(LSTM):
+    def __call__(self, carry, obs):
+        carry, seen = super().__call__(carry, obs)
+        return carry[0], seen
+"""
+
+
+@pytest.fixture(scope="module")
+def remember(tmp_path_factory):
+    """The module of the page, on the path, with others that are like it."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "remember.py").write_text(EXAMPLE + OTHERS)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.syspath_prepend(folder)
+        yield importlib.import_module("remember")
+    del sys.modules["remember"]
+
+
+def test_a_memory_of_ones_own_learns_what_needs_one_and_has_the_bits_of_any_devices(remember):
+    """It remembers numbers of two kinds, alone on a device and as one of two agents on eight."""
+    config = recurrent(iterations=ITERATIONS, devices=1, network="remember:Counts")
+    final, history = run(config, probes.Memory())
+    assert mean_return(history[-5:]) > 0.9
+    assert max(m["approx_kl"][0] for m in history) > 1e-5
+    counted = final.local.carry[2]
+    assert counted.dtype == np.int32
+    assert counted.max() == 3 or counted.max() == 4  # an episode's steps and its reset
+    other, _ = run(config.replace(devices=8, num_seeds=2), probes.Memory())
+    assert differing(final, jax.tree.map(lambda x: x[:1], other)) == []
+
+
+def test_a_memory_of_ones_own_is_carried_and_emptied_step_by_step(remember):
+    config = Config(network="remember:Counts", algo=ppo.Config(recurrent=True))
+    network = networks.make_policy(config, SPEC, recurrent=True)
+    params, rng = network.init(jax.random.key(0)), np.random.default_rng(0)
+    obs = rng.normal(size=(7, 3, 5)).astype(np.float32)
+    is_first = rng.random((7, 3)) < 0.3
+    start = jax.tree.map(
+        lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), network.init_carry(3)
+    )
+    start = (*start[:2], jnp.asarray([5, 6, 7]))
+    carry, (policy, value) = network.apply(params, start, obs, is_first)
+    module = remember.Counts(policy_size=3)
+    for i in range(3):
+        alone = jax.tree.map(lambda x, i=i: x[i : i + 1], start)
+        for t in range(7):
+            alone = module.init_carry(1) if is_first[t, i] else alone
+            alone, said = module.apply({"params": params}, alone, obs[t, i : i + 1])
+            assert_near((policy[t, i], value[t, i]), jax.tree.map(lambda x: x[0], said))
+        assert_near(jax.tree.map(lambda x, i=i: x[i], carry), jax.tree.map(lambda x: x[0], alone))
+    since = [7 - max(np.flatnonzero(is_first[:, i]), default=-5 - i) for i in range(3)]
+    assert carry[2].tolist() == since
+
+
+@pytest.mark.parametrize(
+    ("network", "algo", "said"),
+    [
+        (
+            "Forgetful",
+            {},
+            "has no memory, which algo.recurrent=true asks for; it should have a met",
+        ),
+        (
+            "LSTM",
+            {"recurrent": False},
+            "has a memory, which only algo ppo takes; give --algo=ppo --",
+        ),
+        (
+            "Unbatched",
+            {},
+            r": init_carry\(4\) returned float32\[32\]; it should return an array, or",
+        ),
+        ("Failing", {}, r": init_carry\(4\), \S+remember.py, line \d+: ValueError: lost"),
+        (
+            "Changing",
+            {},
+            r", called with the memory \(float32\[4,32\], float32\[4,32\]\) and observations "
+            r"float32\[4,5\], returned \(float32\[4,32\], \(.*; it should return \(memory, \(pol",
+        ),
+    ],
+)
+def test_what_a_memory_of_ones_own_lacks_is_said(remember, network, algo, said):
+    options = ppo.Config(**{"recurrent": True} | algo)
+    config = Config(network=f"remember:{network}", algo=options)
+    with pytest.raises(RunError, match=f"^network 'remember:{network}'.*{said}"):
+        ppo.make(config, SPEC, local_pool(8))

@@ -9,6 +9,11 @@ with one required field ``policy_size`` whose call maps a batch of observations 
 ``--network=my_package.my_module:MyNetwork``. `make_q` reads its ``policy`` as values of actions (as
 advantages where it is dueling). What a caller does not use of the two costs nothing: XLA removes
 it.
+
+One with a memory has a method ``init_carry(N) -> carry [N, ...]``, an empty memory, and its call
+maps ``(carry, obs [N, *observation_shape])`` to ``(carry, (policy [N, policy_size], value [N]))``,
+one step of time. `make_recurrent` calls it step by step, and empties the memory where an episode
+begins.
 """
 
 from __future__ import annotations
@@ -25,6 +30,7 @@ import jax.numpy as jnp
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.learning import distributions, normalize, products, torsos
 from jaxrl_scale.learning.distributions import Distribution
+from jaxrl_scale.learning.masks import trailing
 from jaxrl_scale.learning.modules import (
     ActionValues,
     ActorCritic,
@@ -113,8 +119,10 @@ def make(config: Sizes, spec: EnvSpec) -> Network:
     """The config's network for an environment; `RunError` where the two do not fit."""
     policy = distributions.of(spec.action)
     module = _policy_and_value(config, spec, policy)
-    _check(config, spec, module, policy.size)
-    return Network(*_functions(config, module, spec), policy)
+    functions = _functions(config, module, spec)
+    if is_own(config.network):
+        _check(config, spec, policy.size, *functions)
+    return Network(*functions, policy)
 
 
 def make_policy(config: Sizes, spec: EnvSpec, recurrent: bool) -> RecurrentNetwork:
@@ -157,8 +165,8 @@ def make_q(
         module: nn.Module = ActionValues(num_actions, layers.hidden_sizes, layers.features, dueling)
         return QNetwork(*_functions(config, module, spec))
     module = _policy_and_value(config, spec, distributions.of(spec.action))
-    _check(config, spec, module, num_actions)
     init, apply_both = _functions(config, module, spec)
+    _check(config, spec, num_actions, init, apply_both)
 
     def apply(params: PyTree, obs: Array) -> Array:
         advantage, value = apply_both(params, obs)
@@ -222,11 +230,10 @@ def make_actor_critics(config: Sizes, spec: EnvSpec) -> ActorCritics:
 
 
 def make_recurrent(config: Sizes, spec: EnvSpec) -> RecurrentNetwork:
-    """The config's network with a GRU in place of its last hidden layer, of the same size."""
+    """The config's network with a GRU in place of its last hidden layer, of the same size, or one
+    from outside that has a memory."""
     if is_own(config.network):
-        raise RunError(
-            f"network {config.network} has no memory; try --network=auto with a recurrent policy"
-        )
+        return _own_recurrent(config, spec)
     layers = torsos.design(config, spec)
     if not layers.hidden_sizes:
         raise RunError(
@@ -247,6 +254,32 @@ def make_recurrent(config: Sizes, spec: EnvSpec) -> RecurrentNetwork:
         return module.apply({"params": params}, carry, obs, is_first)
 
     return RecurrentNetwork(init, init_carry, _exact(config, apply), policy)
+
+
+def _own_recurrent(config: Sizes, spec: EnvSpec) -> RecurrentNetwork:
+    """A network from outside with a memory, checked."""
+    policy = distributions.of(spec.action)
+    module: Any = _policy_and_value(config, spec, policy, recurrent=True)
+
+    def init(key: Key) -> PyTree:
+        obs = jnp.zeros((1, *spec.observation_shape), spec.observation_dtype)
+        return module.init(key, module.init_carry(1), obs).get("params", {})
+
+    def apply(params: PyTree, carry: PyTree, obs: Array, is_first: Array) -> Any:
+        empty = module.init_carry(obs.shape[1])
+
+        def one_step(carry: PyTree, now: tuple[Array, Array]) -> Any:
+            obs, first = now
+            carry = jax.tree.map(lambda x, y: jnp.where(trailing(first, x), y, x), carry, empty)
+            return module.apply({"params": params}, carry, obs)
+
+        return jax.lax.scan(one_step, carry, (obs, is_first))
+
+    def step(params: PyTree, carry: PyTree, obs: Array) -> Any:
+        return module.apply({"params": params}, carry, obs)
+
+    _check(config, spec, policy.size, init, step, module.init_carry)
+    return RecurrentNetwork(init, module.init_carry, _exact(config, apply), policy)
 
 
 _LARGE = 4096
@@ -345,28 +378,44 @@ def _exact(config: Sizes, apply: Callable[..., Any]) -> Callable[..., Any]:
     return apply if config.reduction == "fast" else products.exact(apply, config.portable)
 
 
-def _check(config: Sizes, spec: EnvSpec, module: nn.Module, size: int) -> None:
-    """Raise a `RunError` unless a network from outside the package returns what it should."""
-    if not is_own(config.network):
-        return
+def _check(
+    config: Sizes,
+    spec: EnvSpec,
+    size: int,
+    init: Callable[[Key], PyTree],
+    apply: Callable[..., Any],
+    init_carry: Callable[[int], PyTree] | None = None,
+) -> None:
+    """Raise a `RunError` unless a network from outside the package returns what it should.
+
+    Args:
+      size: that of its ``policy``.
+      apply: ``(params, obs [N, ...])``, or with a memory ``(params, carry, obs [N, ...])``.
+      init_carry: that of one with a memory.
+    """
     # An algorithm of one's own may have no such option.
     normalized = getattr(config.algo, "normalize_observations", False)
     dtype = jnp.float32 if normalized else spec.observation_dtype
-    init, apply = _functions(config, module, spec)
     meaning = ", the means and then the logarithms of the standard deviations of the actions"
     several = next(n for n in itertools.count(3) if n not in (size, *spec.observation_shape))
     for batch in (several, 1):
         obs = jax.ShapeDtypeStruct((batch, *spec.observation_shape), dtype)
-        should = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((batch, size), (batch,))]
-        what = f"network {config.network!r}, called with observations {show_arrays(obs)}"
+        policy, value = (jax.ShapeDtypeStruct((batch, *n), jnp.float32) for n in ((size,), ()))
+        should: Any = (policy, value)
+        named, what, given = "(policy, value)", f"network {config.network!r}, called with ", [obs]
+        if init_carry is not None:
+            carry = _empty_memory(config, init_carry, batch)
+            what += f"the memory {show_arrays(carry)} and "
+            named, should, given = f"(memory, {named})", (carry, should), [carry, obs]
+        what += f"observations {show_arrays(obs)}"
         what += ", as they are normalized" * (normalized and dtype != spec.observation_dtype)
         with errors_in_one_line(what):
             params = jax.eval_shape(init, jax.random.key(0))
-            out = jax.eval_shape(apply, params, obs)
-        if show_arrays(out) != show_arrays(tuple(should)):
+            out = jax.eval_shape(apply, params, *given)
+        if show_arrays(out) != show_arrays(should):
             raise RunError(
-                f"{what}, returned {show_arrays(out)}; it should return (policy, value), "
-                f"{show_arrays(tuple(should))}" + meaning * isinstance(spec.action, Box)
+                f"{what}, returned {show_arrays(out)}; it should return {named}, "
+                f"{show_arrays(should)}" + meaning * isinstance(spec.action, Box)
             )
     leaves = jax.tree_util.tree_flatten_with_path(params)[0]
     if not leaves:
@@ -382,19 +431,47 @@ def _check(config: Sizes, spec: EnvSpec, module: nn.Module, size: int) -> None:
             )
 
 
-def _policy_and_value(config: Sizes, spec: EnvSpec, policy: Distribution) -> nn.Module:
+def _empty_memory(config: Sizes, init_carry: Callable[[int], PyTree], batch: int) -> PyTree:
+    """The shapes and dtypes of a network's empty memory for a batch, if that is what it is."""
+    what = f"network {config.network!r}: init_carry({batch})"
+    with errors_in_one_line(what):
+        carry = jax.eval_shape(lambda: init_carry(batch))
+    leaves = jax.tree.leaves(carry)
+    if not leaves or any(x.shape[:1] != (batch,) for x in leaves):
+        raise RunError(
+            f"{what} returned {show_arrays(carry)}; it should return an array, or a tree of "
+            f"arrays, whose first axis is {batch}"
+        )
+    return carry
+
+
+def _policy_and_value(
+    config: Sizes, spec: EnvSpec, policy: Distribution, recurrent: bool = False
+) -> nn.Module:
     if not is_own(config.network):
         layers = torsos.design(config, spec)
         return ActorCritic(policy.size, *layers, free=policy.free)
     wanted = "a flax.linen.Module class"
     build = load_by_name("network", config.network, _is_module, wanted)
     try:
-        return build(policy_size=policy.size)
+        module: nn.Module = build(policy_size=policy.size)
     except (Exception, SystemExit) as error:
         raise RunError(
             f"network {config.network!r} cannot be made with policy_size={policy.size}"
             f"{describe(error)}; it should have one required field, policy_size: int"
         ) from error
+    has_memory = callable(getattr(module, "init_carry", None))
+    if has_memory and not recurrent:
+        raise RunError(
+            f"network {config.network!r} has a memory, which only algo ppo takes; give --algo=ppo "
+            "--algo.recurrent=true"
+        )
+    if recurrent and not has_memory:
+        raise RunError(
+            f"network {config.network!r} has no memory, which algo.recurrent=true asks for; it "
+            "should have a method init_carry(batch_size), or try --network=auto"
+        )
+    return module
 
 
 def _is_module(found: object) -> bool:
