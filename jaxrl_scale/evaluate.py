@@ -64,26 +64,20 @@ def _parser() -> commands.Parser:
     parser.add_argument(
         "run_dir", metavar="RUN_DIR", type=commands.path, help="directory of the run"
     )
+    add, whole = parser.option, commands.whole_number
     episodes = "number of episodes that each agent plays [128]"
-    parser.add_argument(
-        "--episodes", metavar="N", type=commands.whole_number(), default=128, help=episodes
-    )
-    parser.add_argument(
-        "--agents", metavar="K,K,...", help="indices of the agents that play, from 0 [all]"
-    )
+    add("episodes", "N", episodes, type=whole(), default=128)
+    add("agents", "K,K,...", "indices of the agents that play, from 0 [all]")
     commands.add_checkpoint(parser)
-    parser.add_argument(
-        "--seed",
-        metavar="N",
-        type=commands.whole_number(0, INT32_MAX),
-        help="seed of the first agent's episodes; each agent has the one after that of the agent "
+    add(
+        "seed",
+        "N",
+        "seed of the first agent's episodes; each agent has the one after that of the agent "
         "before [the seeds of the agents; with --gymnasium and --video 0]",
+        type=whole(0, INT32_MAX),
     )
-    parser.add_argument(  # `command_line.kwargs_given` reads it
-        "--env_kwargs.NAME",
-        metavar="VALUE",
-        help="another value of a parameter of the environment, for these episodes",
-    )
+    another = "another value of a parameter of the environment, for these episodes"
+    add("env_kwargs.NAME", "VALUE", another)  # `command_line.kwargs_given` reads it
     parser.add_argument(
         "--sampled",
         action=argparse.BooleanOptionalAction,
@@ -92,20 +86,14 @@ def _parser() -> commands.Parser:
     parser.add_argument(
         "--gymnasium", action="store_true", help="play in real Gymnasium [in our environment]"
     )
-    parser.add_argument(
-        "--video",
-        metavar="FILE",
+    add(
+        "video",
+        "FILE",
+        "also write an episode to FILE.gif or FILE.mp4; of a game on the host at most 1,000 frames",
         type=commands.path,
-        help="also write an episode to FILE.gif or FILE.mp4; of a game on the host at most 1,000 "
-        "frames",
     )
-    parser.add_argument(
-        "--games",
-        metavar="N",
-        type=commands.whole_number(),
-        default=1,
-        help="number of episodes that the video shows side by side, each with its own start [1]",
-    )
+    games = "number of episodes that the video shows side by side, each with its own start [1]"
+    add("games", "N", games, type=whole(), default=1)
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     return parser
 

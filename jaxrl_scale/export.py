@@ -13,7 +13,6 @@ memory and returns the next one.
 
 from __future__ import annotations
 
-import argparse
 import io
 import sys
 from collections.abc import Iterator, Sequence
@@ -79,7 +78,7 @@ def _title(agent: Agent, run_dir: Path) -> str:
     return "\n".join((title, *(getattr(agent.env, "encoded", ()) if is_gymnasium else ())))
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> commands.Parser:
     parser = commands.Parser(
         prog="python -m jaxrl_scale.export",
         usage="python -m jaxrl_scale.export RUN_DIR [--OPTION=VALUE ...]",
@@ -89,16 +88,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "run_dir", metavar="RUN_DIR", type=commands.path, help="directory of the run"
     )
-    parser.add_argument(
-        "--out", metavar="FOLDER", type=commands.path, help="folder for the files [RUN_DIR/export]"
-    )
-    parser.add_argument(
-        "--agent",
-        metavar="K",
-        type=commands.whole_number(0),
-        default=0,
-        help="index of the agent that is written, from 0 [0]",
-    )
+    parser.option("out", "FOLDER", "folder for the files [RUN_DIR/export]", type=commands.path)
+    agent = "index of the agent that is written, from 0 [0]"
+    parser.option("agent", "K", agent, type=commands.whole_number(0), default=0)
     commands.add_checkpoint(parser)
     parser.add_argument(
         "--onnx",

@@ -327,22 +327,22 @@ def _command(argv: list[str]) -> int:
     parser.add_argument(
         "runs", metavar="RUN_DIR", nargs="+", type=commands.path, help="directory of a run"
     )
-    parser.add_argument(
-        "--out",
-        metavar="FILE",
-        type=commands.path,
-        help="the HTML file to write; in a folder that exists it is report.html, and a name "
+    parser.option(
+        "out",
+        "FILE",
+        "the HTML file to write; in a folder that exists it is report.html, and a name "
         "without a suffix gets .html. It needs no other file: the plots are also written beside "
         "it as PNG files, whose names begin with its own [RUN_DIR/report.html; of several runs "
         "report/report.html]",
+        type=commands.path,
     )
-    parser.add_argument(
-        "--episodes",
-        metavar="N",
+    parser.option(
+        "episodes",
+        "N",
+        "show an episode of each of the first N runs: RUN_DIR/episode.gif, or one that the "
+        "newest checkpoint plays now; 0 plays none, and imports no environment [4]",
         type=commands.whole_number(0),
         default=4,
-        help="show an episode of each of the first N runs: RUN_DIR/episode.gif, or one that the "
-        "newest checkpoint plays now; 0 plays none, and imports no environment [4]",
     )
     args = parser.parse_args(argv)
     if "JAX_PLATFORMS" not in os.environ:
