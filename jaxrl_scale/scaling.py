@@ -29,7 +29,6 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from jaxrl_scale import child_runs, commands
 from jaxrl_scale.config import Config, check_processes, command_line
@@ -59,10 +58,15 @@ from jaxrl_scale.records.study import (
 # --- what to run ----------------------------------------------------------------------------
 
 
-def plan(args: argparse.Namespace, options: Sequence[str]) -> list[Point]:
-    """Every combination of the axes, checked. ``options`` are those for the trainer."""
+def plan(config: Config, args: argparse.Namespace, options: Sequence[str]) -> list[Point]:
+    """Every combination of the axes, checked.
+
+    Args:
+      config: that of `base`.
+      options: those for the trainer.
+    """
     given = ("--config", args.config, *options)
-    config, cores, gpus = base(args, options), len(visible_cores()), bool(visible_gpus())
+    cores, gpus = len(visible_cores()), bool(visible_gpus())
     points = []
     for mode, nodes, (processes, threads), cores_of_one, devices, envs in itertools.product(
         ("strong", "weak") if args.mode == "both" else (args.mode,),
@@ -109,12 +113,18 @@ def settings(point: Point, seed: int) -> list[str]:
 # --- running --------------------------------------------------------------------------------
 
 
-def run_all(points: Sequence[Point], folder: Path, args: Any, options: Sequence[str]) -> int:
+def run_all(
+    config: Config,
+    points: Sequence[Point],
+    folder: Path,
+    args: argparse.Namespace,
+    options: Sequence[str],
+) -> int:
     """Train what is not trained yet. Returns how many runs did not come to their end.
 
     The points take turns, so that a machine that becomes slower slows them all down alike.
+    ``config`` and ``options`` are those of `plan`.
     """
-    config = base(args, options)
     first, agents = config.seed, config.num_seeds  # agent k of a run has its seed + k
     seeds = range(first, first + agents * args.seeds, agents)
     turns = list(itertools.product(range(args.repeats), seeds, points))
@@ -287,12 +297,12 @@ def _command(argv: list[str]) -> int:
         write_results(args.analyse, args.worst_return)
         return 0
     folder = args.out or Path("runs") / f"scaling-{Path(args.config).stem}"
-    points = plan(args, options)
     config = base(args, options)
+    points = plan(config, args, options)
     worst = make(config.env, **config.env_kwargs).spec.worst_return
     prepare(folder, args.config, options, points, worst)
     with commands.stoppable():
-        unfinished = run_all(points, folder, args, options)
+        unfinished = run_all(config, points, folder, args, options)
     write_results(folder, args.worst_return)
     return child_runs.status_of_all(unfinished)
 

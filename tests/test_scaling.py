@@ -271,7 +271,7 @@ def planned(monkeypatch, arguments, cores=8, gpus=()):
     monkeypatch.setattr(scaling, "visible_cores", lambda: list(range(cores)))
     monkeypatch.setattr(scaling, "visible_gpus", lambda: list(gpus))
     args, options = scaling.parse(["--config", str(CONFIG), *arguments])
-    return scaling.plan(args, options)
+    return scaling.plan(scaling.base(args, options), args, options)
 
 
 CONFIG = scaling.Path(__file__).parent.parent / "configs" / "acrobot.py"  # 128 envs, 8 shards
@@ -460,7 +460,8 @@ def test_no_two_agents_of_a_point_have_the_same_seed(monkeypatch, tmp_path):
     begun = []
     monkeypatch.setattr(child_runs, "train", lambda run, arguments, *_: begun.append(arguments))
     args, options = scaling.parse(["--config=none", "--seeds=3", "--", "--num_seeds=4", "--seed=1"])
-    assert scaling.run_all([point(), point(processes=2)], tmp_path, args, options) == 6
+    config, points = scaling.base(args, options), [point(), point(processes=2)]
+    assert scaling.run_all(config, points, tmp_path, args, options) == 6
     assert [told[-1] for told in begun] == [f"--seed={k}" for k in (1, 1, 5, 5, 9, 9)]
 
 
