@@ -213,6 +213,15 @@ def test_what_no_agent_can_play_is_told_in_one_line():
             play(**wrong)
 
 
+def test_the_seeds_of_an_evaluation_are_those_that_a_run_could_have():
+    """Beyond them a seed of 2**31 would start the episodes of seed 0."""
+    agents = untrained(num_seeds=2)
+    with pytest.raises(RunError, match="the last seed is 2147483648, which should be at most"):
+        agents.evaluate(1, seed=2**31 - 1)
+    last = untrained().evaluate(1, seed=2**31 - 1)
+    assert last.returns.shape == (1, 1)
+
+
 def test_an_agent_is_evaluated_with_the_precision_of_its_run(monkeypatch):
     from jaxrl_scale.loop import evaluator
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_scale import envs
-from jaxrl_scale.config import Config, files
+from jaxrl_scale.config import Config, check_run, files
 from jaxrl_scale.envs.draw import side_by_side
 from jaxrl_scale.errors import RunError, how_many, one_line, printable
 from jaxrl_scale.loop import host_rollout, rollout
@@ -191,6 +191,7 @@ class Agent:
         config = self.config
         if seed is not None:
             config = config.replace(seed=given_number("seed", seed, 0))
+            check_run(config)  # the seeds of the agents behind the first
         with backend.settings_of(self.config):
             devices, cores = jax.local_devices(), len(visible_cores())
             placement = backend.place(self.config.replace(devices=None), devices, cores)
