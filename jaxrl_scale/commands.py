@@ -9,9 +9,7 @@ import math
 import os
 import re
 import select
-import signal
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -57,7 +55,7 @@ def run(
             setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115  until it ends
     if isinstance(sys.stdout, io.TextIOWrapper):  # a path with an é, where output is ASCII
         sys.stdout.reconfigure(errors="backslashreplace")
-    ctrl_c = _CtrlC(interrupted)
+    ctrl_c = interrupts.CtrlC(interrupted)
     try:
         with ctrl_c.handled(), interrupts.answered(ctrl_c.arrived):
             status = command(list(sys.argv[1:] if argv is None else argv))
@@ -84,7 +82,7 @@ def run(
         return error.status
     except KeyboardInterrupt as error:
         ctrl_c.tell()
-        return STOPPED if isinstance(error, _Stopped) else INTERRUPTED
+        return STOPPED if isinstance(error, interrupts.Stopped) else INTERRUPTED
     except RuntimeError as error:  # JAX's own, which this file, quick to import, does not know
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
@@ -94,31 +92,6 @@ def run(
     finally:
         ctrl_c.over.set()
         _unread(sys.stdout)
-
-
-class _Stopped(KeyboardInterrupt):
-    """What `stoppable` raises."""
-
-
-@contextmanager
-def stoppable() -> Iterator[None]:
-    """While the block runs, SIGTERM, SIGUSR1 and SIGHUP (unless it is ignored) end the command as
-    Ctrl-C does, with the status of what was saved and can go on. Python leaves signals to the main
-    thread, so that in any other this does nothing."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(number: int, frame: object) -> None:
-        raise _Stopped
-
-    heard = interrupts.and_hangup(signal.SIGTERM, signal.SIGUSR1)
-    before = {number: signal.signal(number, stop) for number in heard}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _unread(stream: TextIO) -> bool:
@@ -131,86 +104,6 @@ def _unread(stream: TextIO) -> bool:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
             return True
     return False
-
-
-class _CtrlC:
-    """What a person sees of Ctrl-C in a command.
-
-    Args:
-      told: the line that says that the command was interrupted.
-    """
-
-    def __init__(self, told: str):
-        self.over = threading.Event()  # the command has ended
-        self._told, self._times, self._telling = told, 0, threading.Lock()
-        # The event is set once, which the bool sees to: it has a lock, for which a second signal
-        # that came while the first one sets it would wait for ever.
-        self._raised, self._heard = False, threading.Event()
-
-    @contextmanager
-    def handled(self) -> Iterator[None]:
-        """While the block runs, the first SIGINT raises KeyboardInterrupt. Later ones raise
-        nothing, since they would interrupt the code that answers the first. Where the process
-        ignores SIGINT, and outside of the main thread, nothing changes."""
-        before, hook = signal.getsignal(signal.SIGINT), sys.unraisablehook
-        ours = before in (signal.SIG_DFL, signal.default_int_handler)
-        if not ours or threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        signal.signal(signal.SIGINT, self._raise_once)
-
-        def unraisable(told: Any) -> None:
-            if told.exc_type is KeyboardInterrupt and self._raised:
-                self._raise_again()
-            else:
-                hook(told)
-
-        sys.unraisablehook = unraisable
-        try:
-            yield
-        finally:
-            sys.unraisablehook = hook
-            # If it was raised, the process is about to end. Python takes all handlers away when it
-            # ends, but for this one.
-            signal.signal(signal.SIGINT, signal.SIG_IGN if self._raised else before)
-
-    def _raise_once(self, number: int, frame: object) -> None:
-        if not self._raised:
-            self._raised = True
-            self._heard.set()
-            raise KeyboardInterrupt
-
-    def _raise_again(self) -> None:
-        """Python drops what is raised where nobody could catch it, as in what runs when an object
-        is forgotten (JAX has such a function). A moment later the main thread is elsewhere."""
-        self._raised = False
-        main = threading.main_thread().ident
-        again = threading.Timer(0.05, lambda: signal.pthread_kill(main or 0, signal.SIGINT))
-        again.daemon = True
-        again.start()
-
-    def tell(self) -> None:
-        """Print the line, once."""
-        with self._telling:
-            told, self._told = self._told, ""
-            if told:
-                print(told, file=sys.stderr, flush=True)
-
-    def arrived(self) -> None:
-        """Answer a SIGINT. Where a handler stands, as while a run trains, the first one is a
-        request, which the handler's owner answers."""
-        self._times += 1
-        if self._times == 1 and signal.getsignal(signal.SIGINT) != self._raise_once:
-            return
-        self.tell()
-        # After the first Ctrl-C the main thread has a second to raise KeyboardInterrupt, which it
-        # cannot while XLA computes, and may then take its time: a study lets its runs save. After
-        # the second Ctrl-C it has a second to end.
-        waited_for = self._heard if self._times == 1 else self.over
-        if not waited_for.wait(1):
-            for terminal in filter(os.isatty, (1, 2)):
-                os.write(terminal, b"\x1b[?25h")  # a progress bar hides the cursor
-            os._exit(INTERRUPTED)
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_scale import child_runs, commands, report
+from jaxrl_scale import child_runs, commands, interrupts, report
 from jaxrl_scale.config import Config, command_line, files
 from jaxrl_scale.envs import scores
 from jaxrl_scale.errors import (
@@ -386,10 +386,10 @@ def _command(argv: list[str]) -> int:
             raise RunError(
                 f"--task={args.task} should be less than {len(tasks)}, the runs there are"
             )
-        with commands.stoppable():
+        with interrupts.stoppable():
             return train(tasks[args.task])
     unfinished = 0
-    with commands.stoppable():
+    with interrupts.stoppable():
         for k, task in enumerate(tasks, 1):
             train(task, f"[{k}/{len(tasks)}] ")
             unfinished += not finished(task.run)

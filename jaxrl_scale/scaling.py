@@ -30,7 +30,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxrl_scale import child_runs, commands
+from jaxrl_scale import child_runs, commands, interrupts
 from jaxrl_scale.config import Config, check_processes, command_line
 from jaxrl_scale.envs import make
 from jaxrl_scale.errors import (
@@ -301,7 +301,7 @@ def _command(argv: list[str]) -> int:
     points = plan(config, args, options)
     worst = make(config.env, **config.env_kwargs).spec.worst_return
     prepare(folder, args.config, options, points, worst)
-    with commands.stoppable():
+    with interrupts.stoppable():
         unfinished = run_all(config, points, folder, args, options)
     write_results(folder, args.worst_return)
     return child_runs.status_of_all(unfinished)

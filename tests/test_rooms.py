@@ -19,7 +19,8 @@ FLOORS = (
     {"algos"},
     {"learning", "envs"},
     {"commands", "options", "user_code"},
-    {"errors", "interrupts", "types"},
+    {"interrupts"},
+    {"errors", "types"},
 )
 """The rooms, from the roof to the ground. The package itself imports when a name is first used."""
 
