@@ -38,7 +38,7 @@ from typing import Any, NotRequired, TypedDict
 
 from jaxrl_scale.envs import scores
 from jaxrl_scale.errors import RunError
-from jaxrl_scale.records.run_directory import check_regular, short
+from jaxrl_scale.records.run_directory import read_bytes, short
 
 Row = dict[str, Any]
 
@@ -171,14 +171,7 @@ class Summary(TypedDict, total=False):
 
 def read_rows(path: Path) -> list[Row]:
     """The rows of a ``metrics.jsonl``; a last line that was torn by a crash is left out."""
-    try:
-        check_regular(path)
-        lines = path.read_bytes().splitlines()
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise RunError(f"{short(path)} cannot be read: {error.strerror}") from None
-    rows = []
+    lines, rows = (read_bytes(path) or b"").splitlines(), []
     for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)

@@ -311,22 +311,27 @@ def read_starts(path: Path) -> list[dict[str, Any]]:
     return starts
 
 
-def check_regular(path: Path) -> None:
-    """Raise a `RunError` where a file to read is a pipe or a device, which may have no end."""
-    mode = os.stat(path).st_mode
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise RunError(f"{short(path)} is no file of data")
+def read_bytes(path: Path) -> bytes | None:
+    """What is in a file, None where there is no file. Raises a `RunError` where it cannot be read,
+    or is a pipe or a device, which may have no end."""
+    try:
+        mode = os.stat(path).st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            raise RunError(f"{short(path)} is no file of data")
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise RunError(f"{short(path)} cannot be read: {error.strerror}") from None
 
 
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file, empty where there is no file."""
-    try:
-        check_regular(path)
-        data = json.loads(path.read_bytes())
-    except FileNotFoundError:
+    content = read_bytes(path)
+    if content is None:
         return {}
-    except OSError as error:
-        raise RunError(f"{short(path)} cannot be read: {error.strerror}") from None
+    try:
+        data = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise RunError(f"{short(path)} is damaged: {error}") from None
     if not isinstance(data, dict) or not data:
