@@ -17,6 +17,11 @@ from typing import Any
 from jaxrl_scale.errors import INTERRUPTED
 
 
+def in_main_thread() -> bool:
+    """Whether this is the thread to which Python leaves signals."""
+    return threading.current_thread() is threading.main_thread()
+
+
 def and_hangup(*signals: signal.Signals) -> tuple[signal.Signals, ...]:
     """These signals and SIGHUP, which tells that the terminal was closed, unless whoever started
     the process has it ignored (nohup)."""
@@ -32,7 +37,7 @@ def answered(answer: Callable[[], object]) -> Iterator[None]:
     What the signal does beside that is its handler's business. Python leaves signals to the main
     thread, so that in any other this does nothing.
     """
-    if threading.current_thread() is not threading.main_thread():
+    if not in_main_thread():
         yield
         return
     reader, writer = os.pipe()
@@ -68,7 +73,7 @@ def stoppable() -> Iterator[None]:
     """While the block runs, SIGTERM, SIGUSR1 and SIGHUP (unless it is ignored) end the command as
     Ctrl-C does, with the status of what was saved and can go on. Python leaves signals to the main
     thread, so that in any other this does nothing."""
-    if threading.current_thread() is not threading.main_thread():
+    if not in_main_thread():
         yield
         return
 
@@ -105,7 +110,7 @@ class CtrlC:
         ignores SIGINT, and outside of the main thread, nothing changes."""
         before, hook = signal.getsignal(signal.SIGINT), sys.unraisablehook
         ours = before in (signal.SIG_DFL, signal.default_int_handler)
-        if not ours or threading.current_thread() is not threading.main_thread():
+        if not ours or not in_main_thread():
             yield
             return
         signal.signal(signal.SIGINT, self._raise_once)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import signal
 import sys
-import threading
 from contextlib import ExitStack
 from typing import Any
 
-from jaxrl_scale.interrupts import and_hangup, answered
+from jaxrl_scale.interrupts import and_hangup, answered, in_main_thread
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
@@ -42,7 +41,7 @@ class StopRequest:
         with ExitStack() as stack:
             if self._tells:
                 stack.enter_context(answered(self._tell))
-            if threading.current_thread() is threading.main_thread():
+            if in_main_thread():
                 heard = and_hangup(*SIGNALS)
                 self._before = {number: signal.signal(number, self._handle) for number in heard}
             self._answered = stack.pop_all()
