@@ -359,7 +359,7 @@ def _lead(search: Search, parts: list[list[int]], hosts: Hosts, task: int | None
             chunk = search.plan.chunks(0, parts)[task]
             done = train_chunk(hosts, stop, folder, chunk, f"chunk {task} of {len(parts)}")
     if found:
-        conclusion.write(folder, search.base, search.ranges, *found, search.perturb_every)
+        conclusion.write(folder, search.base, search.ranges, found, search.perturb_every)
     status = FINISHED if done else STOPPED
     orders.agreed(hosts, stop, Order(status=status))
     return status

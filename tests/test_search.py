@@ -535,7 +535,8 @@ def test_the_best_setting_is_judged_on_fresh_seeds(tmp_path, capsys, ours, said)
     ]
     ranks = results.ranked(found)
     trained = Trained(found, settings, [[setting] for setting in settings])
-    conclusion.write(tmp_path, base, ranges, trained, ranks, ranks[:1], fresh)
+    found = stages.Found(trained, ranks, ranks[:1], fresh)
+    conclusion.write(tmp_path, base, ranges, found)
     out = capsys.readouterr().out
     assert said in out
     assert "The best of 2 settings: --algo.learning_rate=0.002\n" in out

@@ -18,35 +18,29 @@ from jaxrl_scale.records.terminal import between, number
 from jaxrl_scale.search import results, wandb_group
 from jaxrl_scale.search.plan import shown
 from jaxrl_scale.search.results import Outcome, Ranked
-from jaxrl_scale.search.schedulers import Trained
-from jaxrl_scale.search.space import Range, Setting
+from jaxrl_scale.search.space import Range
+from jaxrl_scale.search.stages import Found
 
 
 def write(
     folder: Path,
     base: Config,
     ranges: Sequence[Range],
-    trained: Trained,
-    ranks: Sequence[Ranked],
-    finalists: Sequence[Ranked],
-    fresh: Sequence[Outcome],
+    found: Found,
     every: int = 0,
 ) -> None:
     """The tables, the picture and the winner's config; prints what a person wants to know.
 
     Args:
-      ranks: of all settings, by the search.
-      finalists: the best of them, as other seeds rank them; the first of them is the best.
-      fresh: of the starting config, setting 0, and of the best, 1.
       every: iterations between the changes of a population.
     """
     from jaxrl_scale.search import plots
     from jaxrl_scale.search.page import page
 
-    found, settings, histories = trained
+    (outcomes, settings, histories), ranks, finalists, fresh = found
     final = finalists[0]
     best, history = settings[final.setting], histories[final.setting]
-    lines = _told(settings, ranks, finalists, fresh, every)
+    lines = _told(found, every)
     text = "\n\n".join(["Found by a sweep of jaxrl_scale.", *lines])
     config = command_line.with_options(base, best).replace(run_dir=None)
     schedule = {"schedule.csv": results.schedule_table(history, every)} if every else {}
@@ -54,14 +48,14 @@ def write(
         picture = plots.draw(ranges, settings, ranks, final.setting, fresh)
         files_of_sweep: dict[str, bytes | None] = {
             **schedule,
-            "agents.csv": results.agents_table(found, settings),
-            "agents.parquet": results.agents_parquet(found, settings),
+            "agents.csv": results.agents_table(outcomes, settings),
+            "agents.parquet": results.agents_parquet(outcomes, settings),
             "settings.csv": results.settings_table(ranks, settings),
             "finalists.csv": results.settings_table(finalists, settings),
-            "curves.csv": results.curves_table(found),
+            "curves.csv": results.curves_table(outcomes),
             "sweep.png": picture,
             "sweep.html": page(
-                lines, base, ranges, settings, found, ranks, final.setting, picture
+                lines, base, ranges, settings, outcomes, ranks, final.setting, picture
             ).encode(),
             "best.py": files.to_python(config, text).encode(),
         }
@@ -70,23 +64,18 @@ def write(
             replace_file(folder / name, data)
             print(f"wrote {short(folder / name)}")
     with commands.working("handing the sweep to wandb"):
-        wandb_group.log(folder, base, settings, found, ranks)
+        wandb_group.log(folder, base, settings, outcomes, ranks)
     print("\n".join(lines))
 
 
-def _told(
-    settings: Sequence[Setting],
-    ranks: Sequence[Ranked],
-    finalists: Sequence[Ranked],
-    fresh: Sequence[Outcome],
-    every: int,
-) -> list[str]:
+def _told(found: Found, every: int) -> list[str]:
     """What a person wants to know, as sentences. The arguments are those of `write`."""
+    (_, settings, _), ranks, finalists, fresh = found
     best = finalists[0].setting
     place = [one.setting for one in ranks].index(best)
     start, winner = _compared(fresh)
-    found = statistics.difference(winner, start)
-    gained, ci95 = found["difference"], found["difference_ci95"]
+    difference = statistics.difference(winner, start)
+    gained, ci95 = difference["difference"], difference["difference_ci95"]
     if gained is None:
         verdict = "an agent failed, so that the two cannot be compared"
     elif ci95 is None:

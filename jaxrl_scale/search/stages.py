@@ -56,9 +56,16 @@ class Search(NamedTuple):
         return told
 
 
-def train(
-    search: Search, parts: list[list[int]], train_all: TrainAll
-) -> tuple[Trained, list[Ranked], list[Ranked], list[Outcome]] | None:
+class Found(NamedTuple):
+    """What a sweep has found."""
+
+    trained: Trained
+    ranks: Sequence[Ranked]  # of all settings, by the search
+    finalists: Sequence[Ranked]  # the best of them, as other seeds rank them; the first is the best
+    fresh: Sequence[Outcome]  # with fresh seeds: of the starting config (0) and of the best (1)
+
+
+def train(search: Search, parts: list[list[int]], train_all: TrainAll) -> Found | None:
     """Train all settings, the best of them with other seeds, and the best of these with fresh seeds
     beside the starting config.
 
@@ -66,9 +73,7 @@ def train(
       parts: which settings train side by side first.
 
     Returns:
-      What the search has trained, its settings from the best on, the finalists from the best on,
-      and the outcomes with fresh seeds: of the starting config (0) and of the best (1). None where
-      a signal stopped it.
+      None where a signal stopped it.
     """
     trained = _search(search, parts, train_all)
     if trained is None:
@@ -87,7 +92,7 @@ def train(
     best = finalists[0].setting
     print(f"the best, {shown(trained.settings[best])}, and the starting config with fresh seeds")
     fresh = _on_fresh_seeds(search, trained, best, train_all)
-    return None if fresh is None else (trained, ranks, finalists, fresh)
+    return None if fresh is None else Found(trained, ranks, finalists, fresh)
 
 
 def _search(search: Search, parts: list[list[int]], train_all: TrainAll) -> Trained | None:
