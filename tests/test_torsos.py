@@ -54,19 +54,49 @@ def test_a_wider_network_has_more_channels_in_every_convolution(name):
     assert channels(3) == [3 * number for number in channels(1)] != []
 
 
+OWN = "test_torsos:Own"
+
+
+class Own(nn.Module):
+    """A network from outside that has two of the options."""
+
+    policy_size: int
+    activation: str = "relu"
+    network_width: int = 1
+
+    @nn.compact
+    def __call__(self, obs):
+        x = getattr(nn, self.activation)(nn.Dense(8 * self.network_width)(obs))
+        return nn.Dense(self.policy_size)(x), nn.Dense(1)(x)[..., 0]
+
+
+def test_a_network_from_outside_gets_the_options_that_it_has():
+    spec = EnvSpec("vectors", (4,), Discrete(2))
+
+    def made(**changes):
+        network = networks.make(Config(network=OWN, **changes), spec)
+        params = network.init(jax.random.key(0))
+        return params["Dense_0"]["kernel"].shape, network.apply(params, jnp.ones((1, 4)))[1]
+
+    assert made()[0] == (4, 8)
+    assert made(network_width=3)[0] == (4, 24)
+    assert made(activation="gelu")[1] != made()[1] == made(activation="relu")[1]
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"hidden_sizes": (256,), "activation": "gelu", "shared_torso": True}, None),
         ({"network_width": 4}, "network_width has no effect on network 'mlp'"),
-        ({"network": "mine:Net"}, None),
+        ({"network": OWN}, None),
+        ({"network": OWN, "activation": "gelu", "network_width": 2}, None),
         (
-            {"network": "mine:Net", "hidden_sizes": (256,), "network_width": 4},
-            "hidden_sizes, network_width have no effect on network 'mine:Net'",
+            {"network": OWN, "hidden_sizes": (256,), "network_width": 4},
+            f"hidden_sizes has no effect on network '{OWN}'",
         ),
         (
-            {"network": "mine:Net", "activation": "gelu", "shared_torso": True},
-            "activation, shared_torso have no effect on network 'mine:Net'",
+            {"network": OWN, "hidden_sizes": (256,), "shared_torso": True},
+            f"hidden_sizes, shared_torso have no effect on network '{OWN}'",
         ),
     ],
 )

@@ -6,9 +6,10 @@ them under one face; `make_q` gives the values of discrete actions, `make_actor_
 continuous actions and two values of an action. A network from outside the package is a flax module
 with one required field ``policy_size`` whose call maps a batch of observations ``[N,
 *observation_shape]`` to ``(policy [N, policy_size], value [N])``:
-``--network=my_package.my_module:MyNetwork``. `make_q` reads its ``policy`` as values of actions (as
-advantages where it is dueling). What a caller does not use of the two costs nothing: XLA removes
-it.
+``--network=my_package.my_module:MyNetwork``. A field with the name of an option of networks, such
+as ``hidden_sizes``, gets its value where it is set. `make_q` reads its ``policy`` as values of
+actions (as advantages where it is dueling). What a caller does not use of the two costs nothing:
+XLA removes it.
 
 One with a memory has a method ``init_carry(N) -> carry [N, ...]``, an empty memory, and its call
 maps ``(carry, obs [N, *observation_shape])`` to ``(carry, (policy [N, policy_size], value [N]))``,
@@ -41,7 +42,7 @@ from jaxrl_scale.learning.modules import (
 )
 from jaxrl_scale.options import Sizes
 from jaxrl_scale.types import Array, Box, Discrete, EnvSpec, Key, PyTree, Rollout
-from jaxrl_scale.user_code import describe, errors_in_one_line, is_own, load_by_name, show_arrays
+from jaxrl_scale.user_code import describe, errors_in_one_line, is_own, show_arrays
 
 
 class Network(NamedTuple):
@@ -451,14 +452,15 @@ def _policy_and_value(
     if not is_own(config.network):
         layers = torsos.design(config, spec)
         return ActorCritic(policy.size, *layers, free=policy.free)
-    wanted = "a flax.linen.Module class"
-    build = load_by_name("network", config.network, _is_module, wanted)
+    build, fields = torsos.own_module(config), {"policy_size": policy.size}
+    fields |= torsos.own_options(config)
     try:
-        module: nn.Module = build(policy_size=policy.size)
+        module = build(**fields)
     except (Exception, SystemExit) as error:
+        given = ", ".join(f"{name}={x!r}" for name, x in fields.items())
         raise RunError(
-            f"network {config.network!r} cannot be made with policy_size={policy.size}"
-            f"{describe(error)}; it should have one required field, policy_size: int"
+            f"network {config.network!r} cannot be made with {given}{describe(error)}; it should "
+            "have one required field, policy_size: int"
         ) from error
     has_memory = callable(getattr(module, "init_carry", None))
     if has_memory and not recurrent:
@@ -472,7 +474,3 @@ def _policy_and_value(
             "should have a method init_carry(batch_size), or try --network=auto"
         )
     return module
-
-
-def _is_module(found: object) -> bool:
-    return isinstance(found, type) and issubclass(found, nn.Module)

@@ -9,9 +9,10 @@ average over the image in place of flattening (https://arxiv.org/abs/2503.05546)
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -22,7 +23,7 @@ from jaxrl_scale.errors import RunError, nearest
 from jaxrl_scale.learning.initializers import orthogonal
 from jaxrl_scale.options import Sizes
 from jaxrl_scale.types import Array, EnvSpec
-from jaxrl_scale.user_code import is_own
+from jaxrl_scale.user_code import is_own, load_by_name
 
 _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "tanh": jnp.tanh,
@@ -107,17 +108,40 @@ def design(config: Sizes, spec: EnvSpec, layer_norm: bool = False) -> Design:
 
 def without_effect(config: Sizes, spec: EnvSpec) -> str | None:
     """What the user is told of options that were set and that this network does not have."""
-    own = is_own(config.network)
-    name = config.network if own else design(config, spec).features.kind
-    unused = {
-        "hidden_sizes": own and config.hidden_sizes is not None,
-        "activation": own and config.activation is not None,
-        "shared_torso": own and config.shared_torso,
-        "network_width": (own or name in ("mlp", "cnn")) and config.network_width != 1,
-    }
-    options = [option for option, there in unused.items() if there]
-    have = "has" if len(options) == 1 else "have"
-    return f"{', '.join(options)} {have} no effect on network {name!r}" if options else None
+    name, options = config.network, _set(config)
+    if options and is_own(name):
+        known = own_options(config)
+        unused = [option for option in options if option not in known]
+    else:
+        name = name if is_own(name) else design(config, spec).features.kind
+        unused = [x for x in options if x == "network_width" and name in ("mlp", "cnn")]
+    have = "has" if len(unused) == 1 else "have"
+    return f"{', '.join(unused)} {have} no effect on network {name!r}" if unused else None
+
+
+def _set(config: Sizes) -> dict[str, Any]:
+    """The options of a network that do not have their defaults."""
+    unset = {"hidden_sizes": None, "activation": None, "shared_torso": False, "network_width": 1}
+    return {name: getattr(config, name) for name, x in unset.items() if getattr(config, name) != x}
+
+
+def own_module(config: Sizes) -> type[nn.Module]:
+    """The class of the config's network, which is from outside the package; a `RunError` where
+    there is no such module, or no such class in it."""
+    wanted = "a flax.linen.Module class"
+    found: type[nn.Module] = load_by_name("network", config.network, _is_module, wanted)
+    return found
+
+
+def _is_module(found: object) -> bool:
+    return isinstance(found, type) and issubclass(found, nn.Module)
+
+
+def own_options(config: Sizes) -> dict[str, Any]:
+    """The options of a network that were set, and of which the config's network, from outside the
+    package, has a field."""
+    fields = {field.name for field in dataclasses.fields(own_module(config))}
+    return {name: x for name, x in _set(config).items() if name in fields}
 
 
 def axes_told(config: Sizes, spec: EnvSpec) -> str | None:
