@@ -144,6 +144,7 @@ def test_a_coordinator_without_a_port_has_ours():
         (Launch("a:1", 2, 2), {}, "--process_id=2 should be from 0 to 1, as --num_processes=2"),
         (Launch("a:b", 2, 1), {}, "--coordinator=a:b should be HOST or HOST:PORT"),
         (Launch("a:70000", 2, 1), {}, "should be HOST or HOST:PORT"),
+        (Launch("a:" + "9" * 5000, 2, 1), {}, "should be HOST or HOST:PORT"),
         (Launch(), JAX | {"JAX_PROCESS_ID": "x"}, "JAX_PROCESS_ID=x should be a whole number"),
         (Launch(), JAX | {"JAX_NUM_PROCESSES": ""}, "JAX_NUM_PROCESSES= should be a whole number"),
         (Launch(), {"JAX_PROCESS_ID": "1"}, "without JAX_COORDINATOR_ADDRESS and JAX_NUM_PROC"),

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from jaxrl_scale.config import Launch
 from jaxrl_scale.errors import RunError, in_words
+from jaxrl_scale.options import shortened
 
 FIRST_PORT = 61_440  # above the ports that Linux hands out by itself
 _HERE = "127.0.0.1"
@@ -70,8 +71,8 @@ def _given(values: Mapping[str, Any]) -> Cluster:
     host, colon, port = address.rpartition(":")
     if not colon or "]" in port:  # no port; an IPv6 address stands in brackets
         return Cluster(number, process_id, address.strip("[]"))
-    if not port.isdecimal() or not 0 < int(port) < 2**16:
-        raise RunError(f"{address_name}={address} should be HOST or HOST:PORT")
+    if not re.fullmatch(r"\d{1,5}", port) or not 0 < int(port) < 2**16:
+        raise RunError(f"{address_name}={shortened(address)} should be HOST or HOST:PORT")
     return Cluster(number, process_id, host.strip("[]"), int(port))
 
 
