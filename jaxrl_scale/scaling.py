@@ -233,8 +233,14 @@ def _parser() -> commands.Parser:
         choices=("strong", "weak", "both"),
         default="strong",
     )
-    seeds = "number of seeds, each of which is a run of its own; --num_seeds=N after -- trains N "
-    add("seeds", "N", seeds + "agents in each run [1]", type=_count, default=1)
+    add(
+        "seeds",
+        "N",
+        "number of seeds, each of which is a run of its own; --num_seeds=N after -- trains N "
+        "agents in each run [1]",
+        type=_count,
+        default=1,
+    )
     repeats = "number of runs of each seed, which differ only in their speed [1]"
     add("repeats", "N", repeats, type=_count, default=1)
     add("out", "FOLDER", "folder of the study [runs/scaling-CONFIG]", type=commands.path)

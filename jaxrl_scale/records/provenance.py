@@ -1,4 +1,4 @@
-"""How and on what numbers were made: command, commit, versions, machine. A run records it at every
+"""How numbers were made, and on what: command, commit, versions, machine. A run records it at every
 start, a study once."""
 
 from __future__ import annotations
