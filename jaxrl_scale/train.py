@@ -237,27 +237,17 @@ def loop(
         found = checkpoints.restore(runner.abstract_state(), log.say) if resume else None
         if start and not found:
             found = start[0], pieces.cut(start[1], runner.parts()), {}
-        iteration, saved_state, counts = found or (0, None, {})
-        if iteration > last:
-            steps = iteration * config.steps_per_iteration
-            made = f"{how_many(iteration, 'iteration')} ({how_many(steps, 'step')})"
-            raise RunError(f"this run has made {made} and cannot go back to {last}")
-        log.restore(iteration, counts)
         afresh = "no checkpoint is there: the run begins again" if resume and not found else None
-        facts, starts = _facts(config, runner, begun), run_directory.read_starts(directory.path)
-        warnings = [
-            checkpoints.warning,
-            begun.note,
-            afresh,
-            provenance.changed_modules(config, starts),
-            provenance.changed_environment(facts, starts),
-        ]
-        log.start(runner.describe(), facts, bool(resume), warnings)
+        iteration, saved, counts = found or (0, None, {})
+        _check_last(config, iteration, last)
+        log.restore(iteration, counts)
+        warnings = [checkpoints.warning, begun.note, afresh]
+        _tell_start(config, runner, log, directory.path, bool(resume), begun, warnings)
         stop.after = "the compilation"
         wait_for_compiler()
         stop.after = "this iteration"
         log.compiled()
-        state = runner.place(saved_state, log.say) if saved_state is not None else runner.init()
+        state = runner.init() if saved is None else runner.place(saved, log.say)
 
         often = [x for x in (config.log_every, config.eval_every, config.checkpoint_every) if x > 0]
 
@@ -330,14 +320,35 @@ def loop(
     return Run(directory.path, config, summary, STATUSES[summary["status"]], signal)
 
 
-def _facts(config: Config, runner: protocol.Runner, begun: Origin) -> dict[str, Any]:
-    """What ``run.json`` has of a start beside how the process was started."""
-    facts = runner.facts()
+def _check_last(config: Config, iteration: int, last: int) -> None:
+    """Raise a `RunError` where a run has come further than it should go."""
+    if iteration > last:
+        steps = iteration * config.steps_per_iteration
+        made = f"{how_many(iteration, 'iteration')} ({how_many(steps, 'step')})"
+        raise RunError(f"this run has made {made} and cannot go back to {last}")
+
+
+def _tell_start(
+    config: Config,
+    runner: protocol.Runner,
+    log: Log,
+    run_dir: Path,
+    resumed: bool,
+    begun: Origin,
+    warnings: Sequence[str | None],
+) -> None:
+    """Begin the log with what ``run.json`` has of a start beside how the process was started, and
+    with these ``warnings`` and those of what has changed since earlier starts."""
+    facts, starts = runner.facts(), run_directory.read_starts(run_dir)
     if begun.record:
         facts["init_from"] = begun.record
     if provenance.own_code(config):
         facts["modules"] = provenance.own_modules()
-    return facts
+    changed = [
+        provenance.changed_modules(config, starts),
+        provenance.changed_environment(facts, starts),
+    ]
+    log.start(runner.describe(), facts, resumed, [*warnings, *changed])
 
 
 def _finished(config: Config, resume: str | Path | None, hosts: Hosts) -> Run | None:
