@@ -32,7 +32,7 @@ from jaxrl_scale.loop.prepare import (
     settings,
 )
 from jaxrl_scale.loop.programs import seconds_compiling
-from jaxrl_scale.loop.state import Agents, Rows
+from jaxrl_scale.loop.state import Agents, Rows, State
 from jaxrl_scale.loop.stop import StopRequest
 from jaxrl_scale.options import given_path
 from jaxrl_scale.parallel import backend
@@ -249,61 +249,17 @@ def loop(
         log.compiled()
         state = runner.init() if saved is None else runner.place(saved, log.say)
 
-        often = [x for x in (config.log_every, config.eval_every, config.checkpoint_every) if x > 0]
-
-        def due(every: int) -> bool:
-            return every > 0 and (iteration % every == 0 or iteration == last)
-
-        def undisturbed() -> int:
-            """Iterations until something is due."""
-            return min([last - iteration, *(every - iteration % every for every in often)])
-
-        def tell(rows: Rows, ended: Moment) -> None:
-            """Tell the log of the iterations of a call, which ended then, and evaluate the agents
-            where due. The last is the one in which all agents have failed, which has a row, too."""
-            if log.all_failed or not rows:
-                return
-            for metrics in rows:
-                if not log.all_failed:
-                    log.record(metrics, ended)
-            if due(config.eval_every) and not log.all_failed:
-                log.evaluated(runner.evaluate(state))
-                # Here those that do not play wait. A collective would give up after half an hour.
-                hosts.barrier("evaluated")
-            if due(config.log_every) or due(config.eval_every) or log.all_failed:
-                log.write(runner.memory(), ended)
-
-        def save() -> None:
-            """A stop may come at any iteration: without a score for what is saved there, the best
-            checkpoint does not depend on it."""
-            log.sync()
-            score = log.score if due(config.checkpoint_every) else None
-            checkpoints.save(iteration, runner.fetch(state), log.to_json(), score)
-
-        stopping = stop.agreed()
-        rows: Rows = []
-        ended = clock.now()
-        while iteration < last and not stopping and not log.all_failed:
-            count = min(undisturbed(), runner.at_once)
-            # The log is told of a call while the devices are at work on the next one, unless what
-            # comes before that one needs to have been told.
-            meanwhile = partial(tell, rows, ended)
-            state, rows, heard = runner.steps(state, count, bool(stop.requested), meanwhile)
-            ended = clock.now()
-            iteration += count
-            stopping = stop.agreed(heard)
-            saving = due(config.checkpoint_every)
-            if saving or stopping or due(config.eval_every) or iteration == last:
-                tell(rows, ended)
-                rows = []
-            if saving and not log.all_failed:
-                save()
-
+        iteration, state, stopping = _iterate(
+            config, runner, hosts, clock, stop, log, checkpoints, iteration, last, state
+        )
         if log.all_failed:
             status = "failed"
         elif iteration < config.num_iterations:
             status = "stopped"
-            save()
+            # Where a checkpoint was due, it is there. Elsewhere it gets no score, so that the best
+            # one does not depend on when a stop comes.
+            log.sync()
+            checkpoints.save(iteration, runner.fetch(state), log.to_json())
         else:
             status = "done"
             if not log.is_evaluated:
@@ -318,6 +274,69 @@ def loop(
         summary = all_told[0][0]
         signal = next((name for _, name in all_told if name), "")
     return Run(directory.path, config, summary, STATUSES[summary["status"]], signal)
+
+
+def _iterate(
+    config: Config,
+    runner: protocol.Runner,
+    hosts: Hosts,
+    clock: Clock,
+    stop: StopRequest,
+    log: Log,
+    checkpoints: Checkpoints,
+    iteration: int,
+    last: int,
+    state: State,
+) -> tuple[int, State, bool]:
+    """From ``iteration`` to ``last``, until a signal stops the run or all agents have failed.
+
+    Returns:
+      The iteration, the state after it, and whether a signal has come, to this process or another.
+    """
+
+    def due(every: int) -> bool:
+        return every > 0 and (iteration % every == 0 or iteration == last)
+
+    def undisturbed() -> int:
+        """Iterations until something is due."""
+        often = (x for x in (config.log_every, config.eval_every, config.checkpoint_every) if x > 0)
+        return min([last - iteration, *(every - iteration % every for every in often)])
+
+    def tell(rows: Rows, ended: Moment) -> None:
+        """Tell the log of the iterations of a call, which ended then, and evaluate the agents where
+        due. The last is the one in which all agents have failed, which has a row, too."""
+        if log.all_failed or not rows:
+            return
+        for metrics in rows:
+            if not log.all_failed:
+                log.record(metrics, ended)
+        if due(config.eval_every) and not log.all_failed:
+            log.evaluated(runner.evaluate(state))
+            # Here those that do not play wait. A collective would give up after half an hour.
+            hosts.barrier("evaluated")
+        if due(config.log_every) or due(config.eval_every) or log.all_failed:
+            log.write(runner.memory(), ended)
+
+    stopping = stop.agreed()
+    rows: Rows = []
+    ended = clock.now()
+    while iteration < last and not stopping and not log.all_failed:
+        count = min(undisturbed(), runner.at_once)
+        # The log is told of a call while the devices are at work on the next one, unless what comes
+        # before that one needs to have been told.
+        meanwhile = partial(tell, rows, ended)
+        state, rows, heard = runner.steps(state, count, bool(stop.requested), meanwhile)
+        ended = clock.now()
+        iteration += count
+        stopping = stop.agreed(heard)
+        saving = due(config.checkpoint_every)
+        if saving or stopping or due(config.eval_every) or iteration == last:
+            tell(rows, ended)
+            rows = []
+        if saving and not log.all_failed:
+            log.sync()
+            checkpoints.save(iteration, runner.fetch(state), log.to_json(), log.score)
+    return iteration, state, stopping
 
 
 def _check_last(config: Config, iteration: int, last: int) -> None:
