@@ -356,6 +356,68 @@ def test_pbs_starts_one_process_on_each_host_of_the_job_by_its_own_remote_shell(
     assert said["options"] == ["--config", "c.py", "--run_dir", "runs/pbs-12"]
 
 
+@pytest.mark.parametrize("word", ["--run_dir", "--resume=runs/other"])
+def test_a_job_of_oar_takes_no_run_directory_but_that_of_its_name(ranks, word):
+    (ranks.folder / "launch").symlink_to(LAUNCH)
+    done = launch(ranks, LAUNCH / "oar.sh", "--env=E", word, OAR_JOB_NAME="first")
+    told = f"error: the run directory is that of the job's name, runs/first; leave {word} out\n"
+    assert (done.status, done.err) == (MISTAKE, told)
+
+
+SRUN = """
+while [ "${1#--}" != "$1" ]; do case $1 in --output=*) log=${1#*=} ;; esac; shift; done
+exec "$@" >> "${log%/*}/0.log" 2>&1
+"""
+OF_AN_ARRAY = {"SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3"}
+
+
+@pytest.mark.parametrize(
+    ("words", "job", "options"),
+    [
+        ("--config c.py", {}, "--config c.py --run_dir runs/slurm-15"),
+        ("--config=c.py --run_dir=r --seed=2", {}, "--config c.py --run_dir r --seed=2"),
+        ("--config=c.py --run_dir known", {}, "--resume known"),
+        ("--resume known", {}, "--resume known"),
+        ("", {"RUN_DIR": "known"} | OF_AN_ARRAY, "--run_dir known_3 --seed=3"),
+        ("--env=E", OF_AN_ARRAY, "--run_dir runs/slurm-12_3 --seed=3 --env=E"),
+        ("--seed=7", OF_AN_ARRAY, "each job of an array has a --seed of its own; leave --seed=7"),
+        ("sweep --task 7", OF_AN_ARRAY, "each job of an array has a --task of its own; leave"),
+    ],
+)
+def test_a_slurm_job_knows_the_run_directory_and_what_is_its_own_in_an_array(
+    ranks, tmp_path, words, job, options
+):
+    """Without a Slurm, whose commands have stand-ins. A job that is requeued has to find its run,
+    whichever way the folder was given."""
+    (tmp_path / "bin").mkdir()
+    program(tmp_path / "bin" / "srun", SRUN)
+    (ranks.folder / "launch").symlink_to(LAUNCH)
+    (ranks.folder / "known").mkdir()
+    (ranks.folder / "known" / "config.json").touch()
+    (tmp_path / "secret").touch()
+    where = "--resume" if "--resume" in options else "--run_dir"
+    job |= {"PATH": f"{tmp_path / 'bin'}{os.pathsep}{ranks.environment['PATH']}"}
+    job |= {"SLURM_JOB_ID": "15", "SLURM_JOB_NUM_NODES": "1", "JAX_PROCESS_ID": "0"}
+    job |= {"JAX_NUM_PROCESSES": "1", "JAX_COORDINATOR_ADDRESS": "h0:1"}
+    job |= {"JAXRL_SECRET_FILE": str(tmp_path / "secret")}
+    with open(tmp_path / "err", "w+") as err:  # which a pipe's reader would wait for, for the tail
+        command = ["bash", LAUNCH / "slurm.sbatch", *words.split()]
+        outputs = {"stdout": subprocess.DEVNULL, "stderr": err}
+        environment = ranks.environment | {"PYTHON": sys.executable} | job
+        status = subprocess.run(command, cwd=ranks.folder, env=environment, **outputs).returncode
+        err.seek(0)
+        told = err.read()
+    if options.startswith("each job"):
+        assert status == MISTAKE
+        assert told.startswith(f"error: {options}")
+        return
+    assert (status, told) == (DONE, "")
+    (log,) = ranks.folder.glob("**/0.log")
+    said = eval(log.read_text())
+    assert said["options"] == options.split()
+    assert log == ranks.folder / said["options"][said["options"].index(where) + 1] / "ranks/0.log"
+
+
 # --- training: on this machine, by ssh, PBS, mpirun -----------------------------------------
 
 
