@@ -33,6 +33,14 @@ if [ -z "$OAR_JOB_NAME" ]; then
   exit 2
 fi
 run_dir=runs/$OAR_JOB_NAME
+for word in "$@"; do
+  case $word in
+    --run_dir | --run_dir=* | --resume | --resume=*)
+      echo "error: the run directory is that of the job's name, $run_dir; leave $word out" >&2
+      exit 2
+      ;;
+  esac
+done
 mapfile -t hosts < <(sort -u "${OAR_NODEFILE:?only in an OAR job}") # it has a line for each core
 before=$(checkpoints "$run_dir")
 asked=''
