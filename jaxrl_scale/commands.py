@@ -55,6 +55,12 @@ def run(
             setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115  until it ends
     if isinstance(sys.stdout, io.TextIOWrapper):  # a path with an é, where output is ASCII
         sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        os.getcwd()
+    except OSError as error:  # which every relative path begins with
+        told = f"error: this folder cannot be used ({error.strerror}); go to another by cd"
+        print(told, file=sys.stderr)
+        return MISTAKE
     ctrl_c = interrupts.CtrlC(interrupted)
     try:
         with ctrl_c.handled(), interrupts.answered(ctrl_c.arrived):

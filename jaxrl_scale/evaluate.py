@@ -115,11 +115,11 @@ def evaluate(args: argparse.Namespace, env_kwargs: dict[str, Any]) -> tuple[dict
     with commands.working(f"loading {args.run_dir}"):
         agent = load(args.run_dir, agents[0], args.checkpoint, env_kwargs)
     greedy = config.eval_greedy if args.sampled is None else not args.sampled
-    frames = []
+    frames, video = [], args.video and args.video.absolute()  # the environment may go elsewhere
     if args.video:  # first, since it is quick to tell that an environment cannot be drawn
         with commands.working("playing and drawing the video"):
             frames = agent.record(args.seed or 0, greedy, args.games)
-            write_video(args.video, frames)
+            write_video(video, frames)
     episodes = how_many(args.episodes, "episode") + " of each agent" * (len(agents) > 1)
     with commands.working(f"playing {episodes}{' in real Gymnasium' * args.gymnasium}"):
         if args.gymnasium:

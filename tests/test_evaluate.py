@@ -173,6 +173,23 @@ def test_a_video_shows_the_episodes(run, tmp_path, capfd):
     assert 9 < shown <= frames <= 501
 
 
+def test_a_video_stays_in_this_folder_where_an_environment_goes_to_another(
+    run, tmp_path, capfd, monkeypatch
+):
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    def record(*_):
+        os.chdir("other")
+        return [np.zeros((4, 4, 3), np.uint8)]
+
+    monkeypatch.setattr(Agent, "record", record)
+    status, out, err = command(run.absolute(), "--episodes=1", "--video=out.gif", capfd=capfd)
+    assert (status, err) == (0, "")
+    assert "wrote out.gif (1 frame)" in out
+    assert (tmp_path / "out.gif").exists()
+
+
 def test_games_side_by_side_need_a_video(run, capfd):
     status, out, err = command(run, "--games", 2, capfd=capfd)
     assert (status, out) == (2, "")

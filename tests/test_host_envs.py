@@ -204,6 +204,20 @@ def test_a_host_environment_of_ones_own_is_found_by_its_name_and_tried(monkeypat
         envs.make(OF_MY_OWN, lives="no")
 
 
+def test_an_environment_that_changes_the_folder_does_not_move_a_run(monkeypatch, tmp_path):
+    """Relative paths, such as that of the run directory, mean where the command was typed."""
+    monkeypatch.chdir(here := os.getcwd())  # which it goes back to at the end
+    simulate = HostCartPole.simulate
+
+    def elsewhere(self, *arguments):
+        os.chdir(tmp_path)
+        return simulate(self, *arguments)
+
+    monkeypatch.setattr(HostCartPole, "simulate", elsewhere)
+    envs.make(OF_MY_OWN)
+    assert os.getcwd() == here
+
+
 NO, ZERO = np.zeros(2, bool), np.zeros(2, np.float32)
 STEP = HostStep(
     np.zeros((2, 4), np.float32), ZERO, NO, NO, ZERO, NO, {"angle": ZERO, "counted": NO}

@@ -73,6 +73,15 @@ def test_what_the_user_may_not_read_is_told_in_one_line(tmp_path):
     assert all(x.startswith("error: ") and x.endswith("Permission denied") for x in errors)
 
 
+def test_a_folder_that_is_gone_is_told_in_one_line(monkeypatch, tmp_path, capsys):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert train_module.main(["--env=CartPole-v1"]) == 2
+    told = "error: this folder cannot be used (No such file or directory); go to another by cd\n"
+    assert capsys.readouterr().err == told
+
+
 def test_a_command_that_does_not_exist_is_answered_with_the_nearest(capsys):
     assert package.main(["trian"]) == 2
     assert capsys.readouterr().err == "error: no command is called 'trian'; did you mean train?\n"

@@ -27,7 +27,7 @@ import inspect
 import re
 import typing
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import chdir, suppress
 from typing import Any
 
 from jaxrl_scale.envs import games
@@ -72,40 +72,43 @@ def make(name: str, /, **kwargs: Any) -> Any:
         _check_parameters(name, build, kwargs)
         kwargs = _checked(build, kwargs)
         try:
-            env: Any = build(**kwargs)
+            env = build(**kwargs)
         except ValueError as error:
             raise RunError(one_line(error)) from error
         check_spec(f"environment {name!r}", env.spec)  # its parameters may leave no action
         return env
-    own = False
+    with chdir("."):  # back to here: a path of the run's that is relative means this folder
+        env, own = _make_other(name, kwargs)
+        check_env(env, name, repeats=own)
+    return env
+
+
+def _make_other(name: str, kwargs: dict[str, Any]) -> tuple[Any, bool]:
+    """An environment from outside the package, and whether it is the user's own."""
     if name.startswith("gymnax:"):
         from jaxrl_scale.envs import gymnax_adapter
 
-        env = gymnax_adapter.make(name.removeprefix("gymnax:"), **kwargs)
-    elif name.startswith("gymnasium:"):
+        return gymnax_adapter.make(name.removeprefix("gymnax:"), **kwargs), False
+    if name.startswith("gymnasium:"):
         from jaxrl_scale.envs import gymnasium_adapter
 
         env = gymnasium_adapter.make(name.removeprefix("gymnasium:"), **kwargs)
-        own = env.is_own
-    elif name.startswith("envpool:") or name in (*games.PROCGEN, *games.ATARI):
+        return env, env.is_own
+    if name.startswith("envpool:") or name in (*games.PROCGEN, *games.ATARI):
         from jaxrl_scale.envs import envpool_adapter
 
-        env = envpool_adapter.make(name.removeprefix("envpool:"), **kwargs)
-    elif is_own(name) and not name.startswith("procgen:"):
+        return envpool_adapter.make(name.removeprefix("envpool:"), **kwargs), False
+    if is_own(name) and not name.startswith("procgen:"):
         build = load_by_name("environment", name, _builds_environment, _WANTED)
         _check_parameters(name, build, kwargs)
         _check_numbers(build, kwargs)
         with errors_in_one_line(f"environment {name!r}"):
-            env = build(**kwargs)
-        own = True
-    else:
-        raise RunError(
-            f"unknown environment {name!r}. {_nearest(name)}There are {', '.join(names())}, the "
-            "games of Procgen (CoinrunEasy-v0) and Atari (Pong-v5), envpool:<Id>, gymnasium:<Id>, "
-            "gymnax:<Id>, and your own as my_package.my_module:MyEnv"
-        )
-    check_env(env, name, repeats=own)
-    return env
+            return build(**kwargs), True
+    raise RunError(
+        f"unknown environment {name!r}. {_nearest(name)}There are {', '.join(names())}, the "
+        "games of Procgen (CoinrunEasy-v0) and Atari (Pong-v5), envpool:<Id>, gymnasium:<Id>, "
+        "gymnax:<Id>, and your own as my_package.my_module:MyEnv"
+    )
 
 
 def _nearest(name: str) -> str:
