@@ -648,8 +648,10 @@ def test_the_mistakes_of_an_own_environment_are_told_before_a_run(told, wrong, s
         (
             (OBS, {}),
             (OBS, np.ones(1), False, False, {}),
-            r"the reward \[1\.\]; it should be a numb",
+            r"the reward array\(\[1\.\]\); it should be a numb",
         ),
+        ((OBS, {}), (OBS, "1", False, False, {}), "the reward '1'; it should be a number"),
+        ((OBS, {}), (OBS, 1j, False, False, {}), "the reward 1j; it should be a number"),
         ((OBS, {}), (OBS, None, False, False, {}), "the reward None; it should be a number"),
     ],
 )

@@ -193,9 +193,9 @@ class GymnasiumSimulator:
         returned: Any = env.step(taken(env.action_space, action))
         _check_parts(self._what, "step", returned)
         obs, reward, terminated, truncated, info = returned
-        if reward is None or np.shape(reward) != ():
+        if not _is_number(reward):
             raise RunError(
-                f"{self._what}: step returned the reward {reward}; it should be a number"
+                f"{self._what}: step returned the reward {reward!r}; it should be a number"
             )
         self._observe(i, obs)
         seen.reward[i] = seen.score[i] = reward
@@ -262,10 +262,10 @@ def _check_parts(what: str, method: str, returned: Any) -> None:
 
 
 def _is_number(x: Any) -> bool:
-    """Whether it is one number or one bool."""
-    return isinstance(x, numbers.Real | np.bool_) or (
-        isinstance(x, np.ndarray) and x.shape == () and x.dtype.kind in "biuf"
-    )
+    """Whether it is one number or one bool: Python's, or an array without axes of any library's."""
+    if isinstance(x, numbers.Real | np.bool_):
+        return True
+    return getattr(x, "shape", None) == () and np.asarray(x).dtype.kind in "biuf"
 
 
 def _are_bytes(x: np.ndarray) -> bool:
