@@ -22,6 +22,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext, redirect_stdout
 from typing import Any
 
 import jax
@@ -47,7 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _command(argv: list[str]) -> int:
     argv, env_kwargs = command_line.kwargs_given(argv, "env_kwargs")
     args = _parser().parse_args(argv)
-    with jax_settings_restored():
+    # What the user's code prints is not part of the JSON.
+    prints = redirect_stdout(sys.stderr) if args.json else nullcontext()
+    with jax_settings_restored(), prints:
         result, frames = evaluate(args, env_kwargs)
     print(json.dumps(result) if args.json else describe(result, frames))
     return 0

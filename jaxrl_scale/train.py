@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -403,7 +403,8 @@ def _command(argv: list[str]) -> int:
     told = settings_told(argv)
     if dry_run:
         if not resume:  # a run that has begun had its environment and its first policy
-            origin.find(config, check_fit(config), None, None, Hosts())
+            with redirect_stdout(sys.stderr):  # what the user's code prints is not in the file
+                origin.find(config, check_fit(config), None, None, Hosts())
         text = f"What a run of {name!r} would train with." + (f"\n\n{told}" if told else "")
         print(files.to_python(config, text), end="")
         return 0

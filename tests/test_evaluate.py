@@ -158,6 +158,18 @@ def test_an_evaluation_takes_no_lock_and_changes_nothing(run, capfd):
     assert snapshot() == before
 
 
+def test_what_an_environment_prints_is_not_in_the_json(run, capfd, monkeypatch):
+    monkeypatch.setattr(Agent, "evaluate", speaking(Agent.evaluate))
+    status, out, err = command(run, "--json", "--episodes", EPISODES, capfd=capfd)
+    assert (status, err) == (0, "it speaks\n")
+    assert json.loads(out)["episodes"] == int(EPISODES)
+    assert command(run, "--episodes", EPISODES, capfd=capfd)[1].startswith("it speaks\n")
+
+
+def speaking(method):
+    return lambda *arguments: print("it speaks") or method(*arguments)
+
+
 def test_a_video_shows_the_episodes(run, tmp_path, capfd):
     from PIL import Image
 

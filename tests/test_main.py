@@ -193,6 +193,17 @@ def test_a_dry_run_prints_the_config_as_a_file_that_train_takes(tmp_path, capsys
         assert capsys.readouterr().err == "error: only jaxrl_scale.train has --dry_run\n"
 
 
+def test_what_an_environment_prints_is_not_in_the_file_of_a_dry_run(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    line = "print('it speaks')\nfrom host_cartpole import HostCartPole\n"
+    (tmp_path / "speaking.py").write_text(line)
+    assert package.main(["train", "--env=speaking:HostCartPole", "--dry_run"]) == 0
+    out, err = capsys.readouterr()
+    assert err == "it speaks\n"
+    assert "it speaks" not in out
+
+
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
