@@ -39,6 +39,12 @@ fi
 shift
 command=train
 case $1 in train | sweep) command=$1 && shift ;; esac
+[ -n "$PYTHON" ] || { [ -x .venv/bin/python ] && PYTHON=.venv/bin/python || PYTHON=python3; }
+for word in "$@"; do
+  case $word in # starts nothing, and needs neither ranks nor a folder
+    -h | --help | --dry_run) exec "$PYTHON" -m "jaxrl_scale.$command" "$@" ;;
+  esac
+done
 
 # --- a new run, or one to resume ---
 run_dir='' resume='' config=() options=()

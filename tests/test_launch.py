@@ -241,6 +241,17 @@ def test_ranks_are_given_the_variables_that_matter_and_no_key(ranks, tmp_path):
     assert "the key" not in said["given"] + lines.read_text()
 
 
+@pytest.mark.parametrize("word", ["--help", "-h", "--dry_run"])
+def test_what_starts_nothing_is_one_process_and_leaves_no_folder(ranks, tmp_path, word):
+    (tmp_path / "secret").touch()
+    alone = {"JAX_PROCESS_ID": "0", "JAX_NUM_PROCESSES": "1", "JAX_COORDINATOR_ADDRESS": "a:1"}
+    alone["JAXRL_SECRET_FILE"] = str(tmp_path / "secret")
+    done = ranks.run("a", "b", "--", "--config", "c.py", word, **alone)
+    assert (done.status, done.err) == (0, "")
+    assert eval(done.out)["options"] == ["--config", "c.py", word]
+    assert list(ranks.folder.iterdir()) == []
+
+
 def test_ranks_resume_a_run_that_is_there(ranks):
     (ranks.folder / "r").mkdir()
     (ranks.folder / "r" / "config.json").touch()
