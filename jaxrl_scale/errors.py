@@ -15,7 +15,7 @@ BUG = 1
 UNFINISHED = 1
 """Some run of a scaling study or of a comparison did not come to its end."""
 MISTAKE = 2
-"""A mistake in the call or in the config."""
+"""A mistake in the call, in the config or in code of the user's, or too little memory."""
 NOT_FINITE = 3
 """Every agent has failed: its loss or another metric is no longer finite."""
 INPUT_OUTPUT_ERROR = 74
@@ -36,7 +36,7 @@ TAKE_LESS = (
 MEANING = {
     FINISHED: "finished",
     UNFINISHED: "some run did not come to its end; its log is in its folder",
-    MISTAKE: "a mistake in the command line or config (nothing was started), or too little memory",
+    MISTAKE: "a mistake in the command line, the config or code of your own, or too little memory",
     NOT_FINITE: "every agent has failed: its loss or another metric is no longer finite",
     INPUT_OUTPUT_ERROR: "an input/output error, such as a full disk",
     STOPPED: "stopped by a signal after saving, or another process was lost; it can go on",
