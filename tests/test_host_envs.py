@@ -218,6 +218,23 @@ def test_an_environment_that_changes_the_folder_does_not_move_a_run(monkeypatch,
     assert os.getcwd() == here
 
 
+def test_a_simulator_may_write_over_its_actions_in_an_evaluation_too(monkeypatch):
+    """Those that a program of JAX returns cannot be written."""
+    env, send = envs.make(OF_MY_OWN), Poles.send
+
+    def writes(self, action):
+        action %= 2
+        send(self, action)
+
+    def act(t, obs, is_first):
+        return np.asarray(jax.numpy.ones(2, np.int32))
+
+    monkeypatch.setattr(Poles, "send", writes)
+    *_, (_, _, lengths, done) = host_rollout.play(env, act, SEEDS[:2], 1, 30)
+    assert done.all()
+    assert (lengths < 30).all()
+
+
 NO, ZERO = np.zeros(2, bool), np.zeros(2, np.float32)
 STEP = HostStep(
     np.zeros((2, 4), np.float32), ZERO, NO, NO, ZERO, NO, {"angle": ZERO, "counted": NO}

@@ -241,7 +241,7 @@ def play(
         for t in itertools.count():
             action = clipped(env.spec, act(t, obs, is_first))
             with _told(env):
-                simulator.send(action)
+                simulator.send(action.astype(env.spec.action.dtype))  # its own, as in training
                 seen = check_step(env.spec, simulator.receive(), len(seeds))
             obs, is_first = seen.obs, ended
             passed = done | ended
