@@ -53,6 +53,11 @@ while [ $# -gt 0 ]; do
     --config=* | --run_dir=* | --resume=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" ;;
   esac
   case $1 in
+    --config | --run_dir | --resume) # of a variable that is not set, say
+      [ -n "$2" ] || { echo "error: $1 should be followed by a path" >&2 && exit 2; }
+      ;;
+  esac
+  case $1 in
     --config) config=("$1" "$2") && shift ;;
     --run_dir) run_dir=$2 && shift ;;
     --resume) run_dir=$2 resume=yes && shift ;;

@@ -241,6 +241,16 @@ def test_ranks_are_given_the_variables_that_matter_and_no_key(ranks, tmp_path):
     assert "the key" not in said["given"] + lines.read_text()
 
 
+@pytest.mark.parametrize("words", [["--run_dir"], ["--resume="], ["--run_dir", ""]])
+@pytest.mark.parametrize("script", [[RANKS, "a", "--"], ["bash", LAUNCH / "slurm.sbatch"]])
+def test_a_path_that_a_variable_should_have_named_is_missed(ranks, script, words):
+    (ranks.folder / "launch").symlink_to(LAUNCH)
+    done = launch(ranks, *script, "--config", "c.py", *words, SLURM_JOB_ID="15")
+    told = f"error: {words[0].rstrip('=')} should be followed by a path\n"
+    assert (done.status, done.out, done.err) == (MISTAKE, "", told)
+    assert not (ranks.folder / "runs").exists()
+
+
 @pytest.mark.parametrize("word", ["--help", "-h", "--dry_run"])
 def test_what_starts_nothing_is_one_process_and_leaves_no_folder(ranks, tmp_path, word):
     (tmp_path / "secret").touch()
