@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing, nullcontext, redirect_stdout
+from contextlib import chdir, closing, nullcontext, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -179,7 +179,8 @@ def train_among(
     if run := _finished(config, resume, hosts):
         return run
     placement = backend.initialize(config, hosts)  # before the environment runs
-    with backend.settings_of(config):
+    # The next run of a sweep means the same folder, wherever this one's environment has gone.
+    with backend.settings_of(config), chdir("."):
         env = envs.make(config.env, **config.env_kwargs)
         told = [
             backend.fewer_devices(config, hosts),

@@ -3,6 +3,7 @@ devices, the simulators' threads and the processes, and although no simulator ca
 
 import collections
 import dataclasses
+import importlib
 import importlib.util
 import os
 import signal
@@ -526,6 +527,16 @@ def test_gymnasiums_cartpole_is_solved():
 
 
 # --- the loop -----------------------------------------------------------------------------------
+
+
+def test_after_a_run_the_folder_is_the_one_before_it(tmp_path, monkeypatch):
+    """By whose relative path the next run of a sweep is found."""
+    monkeypatch.chdir(here := os.getcwd())  # which it goes back to at the end
+    module = importlib.import_module("jaxrl_scale.train")
+    monkeypatch.setattr(module, "loop", lambda *_: os.chdir(tmp_path))  # as an environment may
+    config = CONFIG.replace(env="host_cartpole:HostCartPole", env_kwargs={})
+    module.train_among(Hosts(), config, Clock(0.0))
+    assert os.getcwd() == here
 
 
 def test_an_environment_that_breaks_ends_the_run_in_one_line_and_closes_all(tmp_path):
