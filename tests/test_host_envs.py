@@ -21,7 +21,7 @@ import psutil
 import pytest
 from gymnasium import spaces
 from host_cartpole import HostCartPole, Poles
-from running import run, small
+from running import run, runner_of, small, steps
 
 from jaxrl_scale import envs
 from jaxrl_scale.config import Config
@@ -29,7 +29,7 @@ from jaxrl_scale.envs import envpool_adapter, games, scores
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.loop import host_rollout
 from jaxrl_scale.loop.agent import Agent
-from jaxrl_scale.types import Discrete, HostStep
+from jaxrl_scale.types import Box, Discrete, HostStep
 
 HAS_ENVPOOL = importlib.util.find_spec("envpool") is not None
 needs_envpool = pytest.mark.skipif(
@@ -230,9 +230,9 @@ def test_a_simulator_may_write_over_its_actions_in_an_evaluation_too(monkeypatch
         return np.asarray(jax.numpy.ones(2, np.int32))
 
     monkeypatch.setattr(Poles, "send", writes)
-    *_, (_, _, lengths, done) = host_rollout.play(env, act, SEEDS[:2], 1, 30)
+    *_, (_, played, done) = host_rollout.play(env, act, SEEDS[:2], 1, 30)
     assert done.all()
-    assert (lengths < 30).all()
+    assert (played.lengths < 30).all()
 
 
 NO, ZERO = np.zeros(2, bool), np.zeros(2, np.float32)
@@ -718,16 +718,121 @@ def test_what_an_environment_behind_gymnasiums_time_limit_lacks_is_told(kwargs, 
 @pytest.mark.parametrize(
     ("spaces_of_it", "said"),
     [
-        ({"obs": spaces.Tuple([spaces.Discrete(2)])}, "observes Tuple.*; Discrete, and Box"),
+        ({"obs": spaces.Tuple([spaces.Box(0, 1, (8, 8, 3))])}, "observes Tuple.*; .* without imag"),
+        ({"obs": spaces.Sequence(spaces.Discrete(2))}, "observes Sequence.*; Discrete, MultiDisc"),
+        (
+            {"obs": spaces.Dict(a=spaces.Text(3))},
+            "observes Dict.*; Discrete, MultiDiscrete, MultiBinary and",
+        ),
         ({"act": spaces.MultiDiscrete([2, 2])}, r"acts in MultiDiscrete.*; Discrete, and Box"),
         ({"act": spaces.Box(0, 3, (1,), np.int32)}, r"must be real, .*, and not int32"),
-        ({"act": spaces.Box(np.array([0, 1]), np.array([2, 2]), dtype=float)}, "different bounds"),
+        (
+            {"act": spaces.Box(np.array([0, 1]), np.array([2, np.inf]), dtype=float)},
+            "acts in Box.*; where bounds differ, all should be finite",
+        ),
     ],
 )
 def test_what_a_spec_cannot_say_is_refused_in_one_line(told, spaces_of_it, said):
     with pytest.raises(RunError, match=said) as raised:
         envs.make(told, **spaces_of_it)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("obs", "seen", "vector"),
+    [
+        (spaces.MultiBinary(3), np.array([1, 0, 1], np.int8), [1, 0, 1]),
+        (spaces.MultiDiscrete([2, 3], start=[0, 4]), np.array([1, 5]), [0, 1, 0, 1, 0]),
+        (spaces.Box(-1, 1, ()), np.array(0.25, np.float32), [0.25]),
+        (
+            spaces.Dict(
+                {
+                    "arm": spaces.Box(-1, 1, (2,)),
+                    "room": spaces.Tuple([spaces.Discrete(3, start=1), spaces.Box(0, 9, (1,))]),
+                }
+            ),
+            {"arm": np.float32([0.5, -0.5]), "room": (np.int64(3), np.float32([7]))},
+            [0.5, -0.5, 0, 0, 1, 7],
+        ),
+    ],
+)
+def test_observations_of_several_parts_become_one_vector(told, obs, seen, vector):
+    env = envs.make(told, obs=obs, seen=seen)
+    assert (env.spec.observation_shape, env.spec.observation_dtype) == ((len(vector),), np.float32)
+    simulator = env.simulate(SEEDS[:2], 1)
+    np.testing.assert_array_equal(simulator.reset(), [vector] * 2)
+    simulator.close()
+    np.testing.assert_array_equal(env.seen(seen), vector)
+    batch = gymnasium.vector.utils.concatenate(
+        obs, [seen] * 3, gymnasium.vector.utils.create_empty_array(obs, 3)
+    )
+    np.testing.assert_array_equal(env.seen(batch), [vector] * 3)
+    kind = type(obs).__name__
+    assert env.encoded[0] == (
+        f"An observation is Gymnasium's {kind} as gymnasium.spaces.flatten makes it."
+    )
+    with pytest.raises(RunError, match="this is no observation of"):
+        env.seen("neither" if kind != "Dict" else {"arm": 3})
+
+
+def test_actions_of_different_bounds_are_scaled_from_minus_one_to_one(told):
+    low, high = np.float32([0.1, -2]), np.float32([0.3, 6])
+    env = envs.make(told, act=spaces.Box(low, high))
+    assert env.spec.action == Box(-1.0, 1.0, (2,))
+    both = np.float32([[-1, -1], [1, 1], [0, 0.5]])
+    np.testing.assert_array_equal(env.taken(both)[:2], [low, high])
+    np.testing.assert_allclose(env.taken(both)[2], [0.2, 4], rtol=1e-6)
+    assert env.taken(both[0]).dtype == np.float32
+    assert "Its actions are from -1 to 1, which stand for [0.1" in env.encoded[1]
+    simulator = env.simulate(SEEDS[:3], 1)
+    simulator.reset()
+    simulator.send(both)
+    assert simulator.receive().reward.tolist() == [2, 2, 2]  # `Told` takes none beyond its bounds
+    simulator.close()
+
+
+class Reach(gymnasium.Env):
+    """A goal to be reached, as of a robot: the observation has parts, and actions have bounds of
+    their own."""
+
+    observation_space = spaces.Dict(
+        {"goal": spaces.Box(-1, 1, (2,)), "at": spaces.Box(-9, 9, (2,)), "left": spaces.Discrete(9)}
+    )
+    action_space = spaces.Box(np.float32([-1, -3]), np.float32([2, 1]))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.goal = self.np_random.uniform(-1, 1, 2).astype(np.float32)
+        self.at, self.left = np.zeros(2, np.float32), 8
+        return self._seen(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        self.at, self.left = np.clip(self.at + 0.2 * action, -9, 9), self.left - 1
+        near = bool(np.abs(self.at - self.goal).max() < 0.3)
+        return self._seen(), float(near), near, self.left == 0, {"is_success": near}
+
+    def _seen(self):
+        return {"goal": self.goal, "at": self.at, "left": self.left}
+
+
+def test_an_agent_plays_with_a_goal_as_gymnasium_has_it():
+    gymnasium.register("Reach-v0", entry_point=Reach)
+    try:
+        config = small({}, env="gymnasium:Reach-v0", iterations=2, devices=1, eval_episodes=4)
+        runner = runner_of(config)
+        state, history = steps(runner, 2)
+        assert 0 < history[-1]["env_end/is_success"] <= history[-1]["ended"]
+        actor = runner.fetch_actor(runner.place(state, str))
+        agent = Agent(config, runner.env, runner.algo, actor, iteration=2)
+        played = agent.evaluate_in_gymnasium(3)
+        runner.close()
+        assert played.returns.shape == (1, 3)
+        one = Reach()
+        obs, _ = one.reset(seed=0)
+        assert one.action_space.contains(agent.act(obs))
+    finally:
+        del gymnasium.registry["Reach-v0"]
 
 
 def test_an_episode_is_gymnasiums():

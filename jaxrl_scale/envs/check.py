@@ -137,18 +137,6 @@ def some_action(space: Discrete | Box) -> np.ndarray:
     return np.full(space.shape, first, space.dtype)
 
 
-def of_one_pair_of_bounds(what: str, space: Any) -> Box:
-    """The actions of another library's box. Raises a `RunError` that begins with ``what`` where
-    they do not share their bounds."""
-    low, high = np.unique(space.low), np.unique(space.high)
-    if low.size > 1 or high.size > 1:
-        raise RunError(
-            f"{what} has actions of different bounds ({low} … {high}); only one pair of bounds for "
-            "all actions is supported"
-        )
-    return Box(float(low[0]), float(high[0]), tuple(space.shape))
-
-
 def check_seen(spec: EnvSpec, obs: Any, number: int, what: str = "") -> np.ndarray:
     """What ``reset`` of a simulator of ``number`` environments has returned, if it fits, in the
     dtype of the spec."""

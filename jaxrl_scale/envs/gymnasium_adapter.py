@@ -20,7 +20,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from jaxrl_scale.envs.check import is_name, of_one_pair_of_bounds, some_action
+from jaxrl_scale.envs import gymnasium_spaces
+from jaxrl_scale.envs.check import is_name, some_action
 from jaxrl_scale.errors import RunError, closest
 from jaxrl_scale.types import Box, Discrete, EnvSpec, HostStep
 from jaxrl_scale.user_code import errors_in_one_line
@@ -43,7 +44,7 @@ def make(name: str, /, **kwargs: Any) -> GymnasiumEnvironment:
 
 
 class GymnasiumEnvironment:
-    """One environment of Gymnasium. A discrete observation becomes a one-hot vector."""
+    """One environment of Gymnasium."""
 
     def __init__(self, name: str, kwargs: dict[str, Any]) -> None:
         self._name, self._kwargs = name, {"disable_env_checker": True, **kwargs}
@@ -56,8 +57,8 @@ class GymnasiumEnvironment:
                     )
             if "rgb_array" in env.metadata.get("render_modes", ()):
                 self._kwargs.setdefault("render_mode", "rgb_array")
-            shape, dtype = _observation(self._what, env.observation_space)
-            action = _action(self._what, env.action_space)
+            shape, dtype = gymnasium_spaces.observation(self._what, env.observation_space)
+            action = gymnasium_spaces.action(self._what, env.action_space)
             self._spaces = env.observation_space, env.action_space
             # Whether the class is the user's, and not one of an installed package.
             module = sys.modules.get(type(env.unwrapped).__module__)
@@ -86,30 +87,17 @@ class GymnasiumEnvironment:
         return returned[4] if isinstance(returned[4], dict) else {}
 
     def seen(self, obs: Any) -> np.ndarray:
-        """What an agent sees of an observation of Gymnasium's, or of a batch: whole numbers of a
-        discrete space become one-hot vectors. All else stays as it is."""
-        space, obs = self._spaces[0], np.asarray(obs)
-        if isinstance(space, spaces.Discrete) and obs.ndim < 2 and obs.dtype.kind in "iu":
-            numbers = int(space.start) + np.arange(int(space.n))
-            return (obs[..., None] == numbers).astype(np.float32)
-        return obs
+        """What an agent sees of an observation of Gymnasium's, or of a batch."""
+        return gymnasium_spaces.seen(self._spaces[0], obs)
 
     @property
     def encoded(self) -> list[str]:
         """In words, what a policy sees and does otherwise than Gymnasium's environment."""
-        obs, action = self._spaces
-        lines = []
-        if isinstance(obs, spaces.Discrete):
-            first = int(obs.start)
-            numbers = f"Gymnasium's {first} to {first + int(obs.n) - 1}"
-            lines.append(f"An observation is a one-hot vector, which stands for {numbers}.")
-        if isinstance(action, spaces.Discrete) and action.start:
-            lines.append(f"Its action 0 is Gymnasium's {action.start}, and so on.")
-        return lines
+        return gymnasium_spaces.encoded(*self._spaces)
 
     def taken(self, action: np.ndarray) -> np.ndarray:
         """Actions of ours, one or a batch, as Gymnasium's environment takes them."""
-        return taken(self._spaces[1], action)
+        return gymnasium_spaces.taken(self._spaces[1], action)
 
     def simulate(self, seeds: np.ndarray, num_threads: int) -> GymnasiumSimulator:
         """One environment for each of the seeds ``[n]``, from 0 to 2**31 - 1."""
@@ -190,7 +178,7 @@ class GymnasiumSimulator:
         if self._ended[i]:
             self._reset(i)
             return
-        returned: Any = env.step(taken(env.action_space, action))
+        returned: Any = env.step(gymnasium_spaces.taken(env.action_space, action))
         _check_parts(self._what, "step", returned)
         obs, reward, terminated, truncated, info = returned
         if not _is_number(reward):
@@ -217,6 +205,9 @@ class GymnasiumSimulator:
             if not space.contains(obs):  # a negative index would count from the end
                 raise RunError(f"{self._what} returned the observation {obs}; its space is {space}")
             self._seen.obs[i, obs - space.start] = 1
+            return
+        if not (isinstance(space, spaces.Box) and space.shape):
+            self._seen.obs[i] = gymnasium_spaces.flat(space, obs)
             return
         if np.shape(obs) != self._spec.observation_shape:  # NumPy might stretch it
             raise RunError(
@@ -271,33 +262,3 @@ def _is_number(x: Any) -> bool:
 def _are_bytes(x: np.ndarray) -> bool:
     """Whether all of them are whole numbers from 0 to 255."""
     return bool(((x >= 0) & (x <= 255) & (x == np.floor(x))).all())
-
-
-def taken(space: Any, action: Any) -> np.ndarray:
-    """Actions of ours, one or a batch, as an environment with this space of actions takes them: its
-    discrete ones may begin at another number than 0."""
-    if isinstance(space, spaces.Discrete):
-        return np.asarray(action, np.int64) + int(space.start)
-    return np.asarray(action, space.dtype)
-
-
-def _observation(what: str, space: Any) -> tuple[tuple[int, ...], Any]:
-    """Shape and dtype of what an agent sees."""
-    if isinstance(space, spaces.Discrete):
-        return (int(space.n),), np.float32
-    if not isinstance(space, spaces.Box) or not space.shape:
-        raise RunError(f"{what} observes {space}; Discrete, and Box with an axis, are supported")
-    return space.shape, np.uint8 if space.dtype == np.uint8 else np.float32
-
-
-def _action(what: str, space: Any) -> Discrete | Box:
-    if isinstance(space, spaces.Discrete):
-        return Discrete(int(space.n))
-    if not isinstance(space, spaces.Box) or not space.shape:
-        raise RunError(f"{what} acts in {space}; Discrete, and Box with an axis, are supported")
-    if not np.issubdtype(space.dtype, np.floating):
-        raise RunError(
-            f"{what} acts in {space}; the numbers of a Box must be real, as a policy's are, and "
-            f"not {space.dtype}"
-        )
-    return of_one_pair_of_bounds(what, space)

@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_scale.envs.check import of_one_pair_of_bounds
 from jaxrl_scale.errors import RunError, closest
 from jaxrl_scale.types import Array, Box, Discrete, EnvSpec, Key, PyTree, TimeStep
 from jaxrl_scale.user_code import errors_in_one_line
@@ -120,7 +119,13 @@ def _action(name: str, space: Any) -> Discrete | Box:
         return Discrete(int(space.n))
     if not hasattr(space, "low"):
         raise RunError(f"{name} acts in {space}; Discrete and Box are supported")
-    return of_one_pair_of_bounds(name, space)
+    low, high = np.unique(space.low), np.unique(space.high)
+    if low.size > 1 or high.size > 1:
+        raise RunError(
+            f"{name} has actions of different bounds ({low} … {high}); only one pair of bounds for "
+            "all actions is supported"
+        )
+    return Box(float(low[0]), float(high[0]), tuple(space.shape))
 
 
 def _settled(tree: PyTree) -> PyTree:

@@ -1,0 +1,131 @@
+"""What an agent sees and does of Gymnasium's spaces: one array, and one action.
+
+========================================== ===================================================
+an observation of                           is seen as
+========================================== ===================================================
+``Box`` with an axis                        it is
+``Discrete``                                a one-hot vector
+``Box`` without an axis, ``MultiDiscrete``,  one vector, as ``gymnasium.spaces.flatten`` makes it
+``MultiBinary``, ``Dict``, ``Tuple``
+========================================== ===================================================
+
+Actions of ``Discrete`` begin at 0, wherever Gymnasium's do. Those of a ``Box`` of real numbers are
+what they are; where their bounds differ, they are numbers from -1 to 1, scaled to the bounds.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import jax
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector.utils import batch_space, iterate
+
+from jaxrl_scale.errors import RunError
+from jaxrl_scale.types import Box, Discrete
+
+
+def observation(what: str, space: Any) -> tuple[tuple[int, ...], Any]:
+    """Shape and dtype of what an agent sees. Raises a `RunError` that begins with ``what`` where
+    it would be more than one array."""
+    if isinstance(space, spaces.Discrete):
+        return (int(space.n),), np.float32
+    if isinstance(space, spaces.Box) and space.shape:
+        return space.shape, np.uint8 if space.dtype == np.uint8 else np.float32
+    if not _is_flat(space):
+        raise RunError(
+            f"{what} observes {space}; Discrete, MultiDiscrete, MultiBinary and Box are supported, "
+            "and Dict and Tuple of these without images"
+        )
+    return (spaces.flatdim(space),), np.float32
+
+
+def _is_flat(space: Any) -> bool:
+    """Whether it is seen as one vector, alone or as a part."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
+        return len(parts) > 0 and all(map(_is_flat, parts))
+    if isinstance(space, spaces.Box):
+        return len(space.shape) < 2
+    return isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary)
+
+
+def action(what: str, space: Any) -> Discrete | Box:
+    """What an agent does. Raises a `RunError` that begins with ``what`` where that would be several
+    actions, or whole numbers of a ``Box``."""
+    if isinstance(space, spaces.Discrete):
+        return Discrete(int(space.n))
+    if not isinstance(space, spaces.Box) or not space.shape:
+        raise RunError(f"{what} acts in {space}; Discrete, and Box with an axis, are supported")
+    if not np.issubdtype(space.dtype, np.floating):
+        raise RunError(
+            f"{what} acts in {space}; the numbers of a Box must be real, as a policy's are, and "
+            f"not {space.dtype}"
+        )
+    if not _is_scaled(space):
+        return Box(float(space.low.flat[0]), float(space.high.flat[0]), space.shape)
+    if not space.is_bounded():
+        raise RunError(f"{what} acts in {space}; where bounds differ, all should be finite")
+    return Box(-1.0, 1.0, space.shape)
+
+
+def _is_scaled(space: Any) -> bool:
+    """Whether the bounds of a ``Box`` differ."""
+    return np.unique(space.low).size > 1 or np.unique(space.high).size > 1
+
+
+def seen(space: Any, obs: Any) -> np.ndarray:
+    """What an agent sees of an observation of this space, or of a batch. Raises a `RunError` where
+    it is none."""
+    if isinstance(space, spaces.Box) and space.shape:
+        return np.asarray(obs)
+    if isinstance(space, spaces.Discrete):
+        numbers = np.asarray(obs)
+        if numbers.ndim > 1 or numbers.dtype.kind not in "iu":  # it is a vector already
+            return numbers
+        return (numbers[..., None] == int(space.start) + np.arange(int(space.n))).astype(np.float32)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # where a list stands for an array
+            if space.contains(obs):
+                return flat(space, obs)
+        batch = batch_space(space, len(jax.tree.leaves(obs)[0]))
+        return np.stack([flat(space, each) for each in iterate(batch, obs)])
+    except (TypeError, ValueError, KeyError, IndexError) as error:
+        raise RunError(f"this is no observation of {space}: {error!r}") from None
+
+
+def flat(space: Any, obs: Any) -> np.ndarray:
+    """One observation as a vector, float32."""
+    return np.asarray(spaces.flatten(space, obs), np.float32)
+
+
+def taken(space: Any, action: Any) -> np.ndarray:
+    """Actions of ours, one or a batch, as an environment with this space of actions takes them."""
+    if isinstance(space, spaces.Discrete):
+        return np.asarray(action, np.int64) + int(space.start)
+    if _is_scaled(space):
+        part = (np.asarray(action, space.dtype) + 1) / 2
+        action = np.clip(space.low + part * (space.high - space.low), space.low, space.high)
+    return np.asarray(action, space.dtype)
+
+
+def encoded(observation: Any, action: Any) -> list[str]:
+    """In words, what a policy sees and does otherwise than the environment with these spaces."""
+    lines = []
+    if isinstance(observation, spaces.Discrete):
+        first = int(observation.start)
+        numbers = f"Gymnasium's {first} to {first + int(observation.n) - 1}"
+        lines.append(f"An observation is a one-hot vector, which stands for {numbers}.")
+    elif not (isinstance(observation, spaces.Box) and observation.shape):
+        kind = type(observation).__name__
+        lines.append(f"An observation is Gymnasium's {kind} as gymnasium.spaces.flatten makes it.")
+    if isinstance(action, spaces.Discrete):
+        if action.start:
+            lines.append(f"Its action 0 is Gymnasium's {action.start}, and so on.")
+    elif _is_scaled(action):
+        low, high = action.low.tolist(), action.high.tolist()
+        lines.append(f"Its actions are from -1 to 1, which stand for {low} to {high}.")
+    return lines
