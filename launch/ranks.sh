@@ -7,7 +7,8 @@
 # The word sweep starts jaxrl_scale.sweep, with its options, instead of jaxrl_scale.train.
 #
 # Run it in the repository's root, which all hosts must have under the same path, as they must the
-# run directory (default: runs/<config>-<time>). Where that holds a run or a sweep already, it goes on.
+# run directory (default: runs/<config>-<time>, without --config runs/run-<time>). Where that holds a run
+# or a sweep already, it goes on.
 #
 #   REMOTE_SHELL  runs a command on a host, called as `$REMOTE_SHELL HOST 'command line'`; may be an
 #                 exported bash function whose last word is an exec. With ssh, -tt lets a rank die
