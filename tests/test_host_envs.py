@@ -21,6 +21,7 @@ import psutil
 import pytest
 from gymnasium import spaces
 from host_cartpole import HostCartPole, Poles
+from processes import QUICKLY, REPOSITORY, rows, well
 from running import run, runner_of, small, steps
 
 from jaxrl_scale import envs
@@ -304,6 +305,27 @@ def test_what_else_a_host_environment_needs_is_told(monkeypatch, method, returne
     monkeypatch.setattr(HostCartPole, method, lambda *_: returned)
     with pytest.raises(RunError, match=f"environment '{OF_MY_OWN}': {said}"):
         envs.make(OF_MY_OWN)
+
+
+PAGE = (REPOSITORY / "docs" / "environments.md").read_text()
+(EXAMPLE,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+(LINE,) = re.findall(r"^python -m jaxrl_scale.train (.*thermostat:.*)$", PAGE, re.M)
+
+
+def test_the_example_on_the_page_keeps_the_contract_and_is_learned(world, monkeypatch):
+    (world.folder / "thermostat.py").write_text(EXAMPLE)
+    monkeypatch.syspath_prepend(world.folder)
+    env = envs.make("thermostat:Thermostat", limit=20)
+    first, seen = play(env, SEEDS, 60)
+    halves = [play(env, part, 60) for part in np.split(SEEDS, 2)]
+    assert np.array_equal(first, np.concatenate([half[0] for half in halves]))
+    both = jax.tree.map(lambda *x: np.concatenate(x, axis=1), *(half[1] for half in halves))
+    assert same(seen, both)
+    assert seen.truncated.sum(0).tolist() == [2] * 4  # 20 steps and one that begins, twice
+    run_dir = world.folder / "thermostat"
+    well(world.run(*LINE.split(), "--run_dir", run_dir, environment=QUICKLY))
+    told = [row["return"] for row in rows(run_dir)]
+    assert told[-1] > told[0] + 5
 
 
 # --- the contract -------------------------------------------------------------------------

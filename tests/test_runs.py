@@ -9,6 +9,7 @@ import pytest
 from test_report import make_run
 
 from jaxrl_scale import runs
+from jaxrl_scale.records import past_run
 
 
 @pytest.fixture
@@ -154,3 +155,17 @@ def test_what_cannot_be_listed_is_told(listed, tmp_path):
     assert "broken" not in out
     assert re.fullmatch(r"left out: .*runs/broken/config.json.*\n", err)
     assert listed("--cvs")[2] == "error: unknown option --cvs; did you mean --csv?\n"
+
+
+@pytest.mark.parametrize(
+    ("summary", "done"),
+    [
+        ({"iterations": 5}, True),
+        ({"iterations": 4}, False),
+        ({"iterations": "many"}, False),
+        ({}, False),
+    ],
+)
+def test_whether_a_run_has_come_to_an_iteration_is_asked_of_any_summary(tmp_path, summary, done):
+    (tmp_path / "summary.json").write_text(json.dumps({"status": "stopped"} | summary))
+    assert past_run.finished(tmp_path, until=5) == done

@@ -377,6 +377,9 @@ def test_of_jobs_that_begin_a_sweep_at_once_one_decides_what_trains_side_by_side
     assert [path.name for path in (tmp_path / "sweep").iterdir()] == ["sweep.json"]
     with pytest.raises(RunError, match="holds a sweep with other seeds; choose another"):
         sweep_file.begin(tmp_path / "sweep", {"seeds": (1, 3)}, list)
+    (tmp_path / "sweep" / "sweep.json").write_text('{"seeds": [1, 2]}')
+    with pytest.raises(RunError, match=r"sweep.json is damaged: it has no chunks$"):
+        sweep_file.begin(tmp_path / "sweep", {"seeds": (1, 2)}, list)
 
 
 # --- what is found --------------------------------------------------------------------------

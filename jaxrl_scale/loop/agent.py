@@ -337,7 +337,7 @@ class Agent:
             return self._act(obs, greedy, is_first)
 
         self.reset(seed)
-        seeds = seed + np.arange(games)
+        seeds = (seed + np.arange(games)) % 2**31
         played = host_rollout.play(env, act, seeds, 1, LONGEST_VIDEO)
         with closing(played):
             for simulator, _, done in itertools.islice(played, LONGEST_VIDEO):

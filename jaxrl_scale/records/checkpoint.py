@@ -29,8 +29,9 @@ import operator
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -73,13 +74,10 @@ class Checkpoints:
         self.digest: str | None = None  # of the state that was saved or restored last; see `wait`
         self.directory, self.keep = Path(directory).absolute(), keep
         self.hosts, self.parts = hosts or Hosts(), parts
-        try:
+        with _io_errors(f"cannot save checkpoints in {self.directory}"):
             self.directory.mkdir(parents=True, exist_ok=True)
             if not os.access(self.directory, os.W_OK | os.X_OK):
                 raise PermissionError(errno.EACCES, "folder is not writable")
-        except OSError as error:
-            message = f"cannot save checkpoints in {self.directory}: {reason(error)}"
-            raise RunError(message, INPUT_OUTPUT_ERROR) from error
         if self.hosts.leader:  # before the others, for whom `is_shared` waits, can write anything
             array_folder.remove_leftovers(self.directory)
         self.folder_is_shared = is_shared(self.directory, self.hosts)
@@ -142,7 +140,8 @@ class Checkpoints:
         for path in damaged if self.hosts.leader else ():
             aside = path.with_name(f"{path.name}.damaged")
             shutil.rmtree(aside, ignore_errors=True)  # of an earlier time
-            path.rename(aside)
+            with _io_errors(f"cannot put the damaged checkpoint {path} aside"):
+                path.rename(aside)
         self.hosts.barrier("damaged checkpoints are moved")
         return found
 
@@ -324,14 +323,11 @@ def _newest_first(directory: Path) -> list[Path]:
 
 
 def _listed(directory: Path) -> set[str]:
-    try:
+    with _io_errors(f"{directory} cannot be read"):
+        if not directory.is_dir():
+            return set()
         with os.scandir(directory) as entries:
             return {entry.name for entry in entries if entry.name.isdecimal() and entry.is_dir()}
-    except (FileNotFoundError, NotADirectoryError):
-        return set()
-    except OSError as error:
-        message = f"{directory} cannot be read: {reason(error)}"
-        raise RunError(message, INPUT_OUTPUT_ERROR) from error
 
 
 def _score(path: Path, damaged: float) -> float | None:
@@ -400,12 +396,22 @@ def is_shared(directory: Path, hosts: Hosts) -> bool:
         return True
     probe = directory / f".seen-by-all-{hosts.gather('nonce', os.urandom(8).hex())[0]}"
     if hosts.leader:
-        probe.touch()
+        with _io_errors(f"cannot write in {directory}"):
+            probe.touch()
     hosts.barrier("probe is there")
     seen = all(hosts.gather("probe is seen", probe.exists()))
     if hosts.leader:
         probe.unlink()
     return seen
+
+
+@contextmanager
+def _io_errors(what: str) -> Iterator[None]:
+    """Turn an `OSError`, such as a full disk, into a `RunError` that begins with ``what``."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"{what}: {reason(error)}", INPUT_OUTPUT_ERROR) from error
 
 
 # --- reading one ----------------------------------------------------------------------------

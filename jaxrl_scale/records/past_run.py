@@ -227,7 +227,8 @@ def finished(path: Path, until: int | None = None) -> bool:
         summary = read_object(path / "summary.json")
     except RunError:
         return False
-    there = until is not None and summary.get("iterations", 0) >= until
+    made = summary.get("iterations")
+    there = until is not None and isinstance(made, int) and made >= until
     return there or summary.get("status") in ("done", "failed")
 
 

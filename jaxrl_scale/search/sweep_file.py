@@ -55,7 +55,10 @@ def begin(
                 f"{short(folder)} holds a sweep with {another}; choose another --run_dir, or "
                 f"repeat its command: {there.get('command', '')}"
             )
-    return there["chunks"]
+    chunks = there.get("chunks")
+    if not isinstance(chunks, list):
+        raise RunError(f"{short(path)} is damaged: it has no chunks")
+    return chunks
 
 
 def check_origin(folder: Path, config: Config) -> None:
