@@ -372,7 +372,7 @@ def named_environments() -> Iterator[Kind]:
         ("--env=gymnasium:CartPol-v1", "Gymnasium has no environment"),
         ("--env=gymnasium:HalfCheetah-v5", ""),
         ("--env=gymnasium:CartPole-v1 --env_kwargs.gravitas=1", "gravitas"),
-        ("--env=gymnasium:Blackjack-v1", "observes"),
+        ("--env=gymnasium:Blackjack-v1 --algo=sac", "needs continuous actions"),
         ("--env=envpool:CartPol-v1", "EnvPool has no environment"),
         ("--env=envpool:CartPole-v1 --env_kwargs.gravity=1", "has no parameter gravity"),
         ("--env=CoinrunEasy-v1", "Did you mean"),
