@@ -182,6 +182,10 @@ def train_among(
     # The next run of a sweep means the same folder, wherever this one's environment has gone.
     with backend.settings_of(config), chdir("."):
         env = envs.make(config.env, **config.env_kwargs)
+        begun = Origin(agents, {})
+        if stretch.start is None:
+            begun = origin.find(config, env.spec, agents, resume, hosts)
+        runner = make_runner(config, env, placement, begun.agents)
         told = [
             backend.fewer_devices(config, hosts),
             other_processors(hosts, config.portable),
@@ -190,10 +194,6 @@ def train_among(
         ]
         if hosts.leader and any(told):
             print(*filter(None, told), sep="\n")
-        begun = Origin(agents, {})
-        if stretch.start is None:
-            begun = origin.find(config, env.spec, agents, resume, hosts)
-        runner = make_runner(config, env, placement, begun.agents)
         runner.check_memory()
         return loop(config, runner, hosts, clock, name, resume, stretch, on_row, begun)
 

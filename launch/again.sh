@@ -14,6 +14,38 @@ again() {
   esac                            # 75, or a signal's: stopped and saved, or a process was lost
 }
 
+# Takes the options of the training command, or of a sweep, apart: `config` is --config and its file,
+# `run_dir` that of --run_dir or --resume, which sets `resume`, and `options` are all others.
+read_options() {
+  config=() resume='' options=()
+  while [ $# -gt 0 ]; do
+    case $1 in
+      --config=* | --run_dir=* | --resume=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" ;;
+    esac
+    case $1 in
+      --config | --run_dir | --resume) # of a variable that is not set, say
+        [ -n "$2" ] || { echo "error: $1 should be followed by a path" >&2 && exit 2; }
+        ;;
+    esac
+    case $1 in
+      --config) config=("$1" "$2") && shift ;;
+      --run_dir) run_dir=$2 && shift ;;
+      --resume) run_dir=$2 resume=yes && shift ;;
+      *) options+=("$1") ;;
+    esac
+    shift
+  done
+}
+
+# Makes `options` those of a new run in `run_dir`, or of the one that is there, whose config is known.
+new_or_resumed() {
+  if [ -n "$resume" ] || [ -e "$run_dir/config.json" ]; then
+    options=(--resume "$run_dir" "${options[@]}")
+  else
+    options=("${config[@]}" --run_dir "$run_dir" "${options[@]}")
+  fi
+}
+
 # A new secret, by which the processes of a run know each other.
 secret() { od -An -N32 -tx1 /dev/urandom | tr -d ' \n'; }
 

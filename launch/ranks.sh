@@ -40,7 +40,6 @@ fi
 shift
 command=train
 case $1 in train | sweep) command=$1 && shift ;; esac
-[ -n "$PYTHON" ] || { [ -x .venv/bin/python ] && PYTHON=.venv/bin/python || PYTHON=python3; }
 for word in "$@"; do
   case $word in # starts nothing, and needs neither ranks nor a folder
     -h | --help | --dry_run) exec "$PYTHON" -m "jaxrl_scale.$command" "$@" ;;
@@ -48,31 +47,11 @@ for word in "$@"; do
 done
 
 # --- a new run, or one to resume ---
-run_dir='' resume='' config=() options=()
-while [ $# -gt 0 ]; do
-  case $1 in
-    --config=* | --run_dir=* | --resume=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" ;;
-  esac
-  case $1 in
-    --config | --run_dir | --resume) # of a variable that is not set, say
-      [ -n "$2" ] || { echo "error: $1 should be followed by a path" >&2 && exit 2; }
-      ;;
-  esac
-  case $1 in
-    --config) config=("$1" "$2") && shift ;;
-    --run_dir) run_dir=$2 && shift ;;
-    --resume) run_dir=$2 resume=yes && shift ;;
-    *) options+=("$1") ;;
-  esac
-  shift
-done
+run_dir=''
+read_options "$@"
 name=$(basename "${config[1]:-run}" .py)
 run_dir=${run_dir:-runs/$name-$(date +%Y%m%d-%H%M%S)}
-if [ -n "$resume" ] || [ -e "$run_dir/config.json" ]; then
-  options=(--resume "$run_dir" "${options[@]}")
-else
-  options=("${config[@]}" --run_dir "$run_dir" "${options[@]}")
-fi
+new_or_resumed
 
 # --- what every rank runs ---
 REMOTE_SHELL=${REMOTE_SHELL:-ssh -tt}
