@@ -7,7 +7,7 @@ plots, ``compare.md`` and ``compare.json``. All numbers are read from the run di
 end, which are in no table.
 
 Returns and normalized scores are those of the final evaluation: interquartile means over seeds,
-with 95 % bootstrap intervals. Its actions are the most probable ones, or sampled where a config or
+with 95 % bootstrap intervals. Its actions are greedy, or sampled where a config or
 an option says ``eval_greedy=False``. Speed, time and memory are means over seeds. Over all games
 the normalized scores of all seeds are pooled, as in https://arxiv.org/abs/2108.13264.
 """

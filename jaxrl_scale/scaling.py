@@ -10,8 +10,8 @@ least one row, are left out, because caches warm up and other processes may stil
 other rows the median is taken, which a checkpoint or a busy moment does not move.
 
 **Returns** are interquartile means over agents, with 95 % bootstrap intervals. At equal iterations
-they come from the final evaluation, if all runs have equally many iterations; its actions are the
-most probable ones, or with ``--eval_greedy=false`` sampled. At equal environment steps and at equal
+they come from the final evaluation, if all runs have equally many iterations; its actions are
+greedy, or with ``--eval_greedy=false`` sampled. At equal environment steps and at equal
 time they are running means of the last 100 episodes, interpolated between rows. "Equal" is what the
 run with the least of it has. Time is wall-clock time without compilation. A run whose first row
 comes later has no return there.

@@ -254,12 +254,12 @@ def test_a_finished_run_that_missed_its_target_says_so(tmp_path):
 @pytest.mark.parametrize(
     ("greedy", "said"),
     [
-        ((True,), "episodes after training, with the most probable actions."),
+        ((True,), "episodes after training, with greedy actions."),
         ((False, False), "episodes after training, with sampled actions."),
         (
             (True, False),
             "episodes after training, with sampled actions where eval_greedy is false, and else "
-            "with the most probable.",
+            "with greedy ones.",
         ),
     ],
 )

@@ -35,5 +35,5 @@ def actions(configs: Iterable[Config]) -> str:
     """Which actions the evaluations of these configs' runs took, as the end of a sentence."""
     kinds = {config.eval_greedy for config in configs}
     if len(kinds) > 1:
-        return "with sampled actions where eval_greedy is false, and else with the most probable"
-    return "with the most probable actions" if True in kinds else "with sampled actions"
+        return "with sampled actions where eval_greedy is false, and else with greedy ones"
+    return "with greedy actions" if True in kinds else "with sampled actions"

@@ -22,7 +22,7 @@ class Distribution(NamedTuple):
     sample: Callable[[Key, Array], Array]
     """``(key, policy [..., size]) -> action [..., *action.shape]``"""
     mode: Callable[[Array], Array]
-    """``(policy) -> action``, the likeliest"""
+    """``(policy) -> action``, the most probable"""
     log_prob: Callable[[Array, Array], Array]
     """``(policy, action) -> [...]``"""
     entropy: Callable[[Array], Array]
@@ -32,7 +32,7 @@ class Distribution(NamedTuple):
     same}`` of continuous actions"""
 
     def choose(self, key: Key, policy: Array, greedy: bool) -> Array:
-        """A sample, or the likeliest action; ``greedy`` is a Python bool."""
+        """A sample, or the most probable action; ``greedy`` is a Python bool."""
         return self.mode(policy) if greedy else self.sample(key, policy)
 
 
