@@ -259,6 +259,7 @@ def test_the_table_says_which_actions_the_evaluations_took(tmp_path):
         write_run(tmp_path / place.name / "seed0-repeat0", speeds=[1, 2], eval_greedy=greedy)
         scaling.write_results(tmp_path)
         table = (tmp_path / "scaling.md").read_text()
+        assert ("greedy" in table.replace("eval_greedy", "")) == greedy
         where = " where eval_greedy is false, and else with greedy ones" * greedy
         assert f"final evaluation, with sampled actions{where}." in table
 
