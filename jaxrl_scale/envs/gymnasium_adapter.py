@@ -60,6 +60,7 @@ class GymnasiumEnvironment:
             shape, dtype = gymnasium_spaces.observation(self._what, env.observation_space)
             action = gymnasium_spaces.action(self._what, env.action_space)
             self._spaces = env.observation_space, env.action_space
+            self._take = gymnasium_spaces.taking(env.action_space)
             # Whether the class is the user's, and not one of an installed package.
             module = sys.modules.get(type(env.unwrapped).__module__)
             self.is_own = "-packages" not in (getattr(module, "__file__", None) or "")
@@ -97,7 +98,7 @@ class GymnasiumEnvironment:
 
     def taken(self, action: np.ndarray) -> np.ndarray:
         """Actions of ours, one or a batch, as Gymnasium's environment takes them."""
-        return gymnasium_spaces.taken(self._spaces[1], action)
+        return self._take(action)
 
     def simulate(self, seeds: np.ndarray, num_threads: int) -> GymnasiumSimulator:
         """One environment for each of the seeds ``[n]``, from 0 to 2**31 - 1."""
@@ -120,6 +121,7 @@ class GymnasiumSimulator:
         self, spec: EnvSpec, envs: list[gymnasium.Env], seeds: list[int], num_threads: int
     ) -> None:
         self._spec, self._envs, self._seeds = spec, envs, seeds
+        self._take = [gymnasium_spaces.taking(env.action_space) for env in envs]
         self._what = f"environment {spec.id!r}"
         self._ended = np.zeros(len(envs), bool)
         threads = max(1, min(num_threads, len(envs)))
@@ -178,7 +180,7 @@ class GymnasiumSimulator:
         if self._ended[i]:
             self._reset(i)
             return
-        returned: Any = env.step(gymnasium_spaces.taken(env.action_space, action))
+        returned: Any = env.step(self._take[i](action))
         _check_parts(self._what, "step", returned)
         obs, reward, terminated, truncated, info = returned
         if not _is_number(reward):

@@ -16,6 +16,7 @@ what they are; where their bounds differ, they are numbers from -1 to 1, scaled 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -102,14 +103,20 @@ def flat(space: Any, obs: Any) -> np.ndarray:
     return np.asarray(spaces.flatten(space, obs), np.float32)
 
 
-def taken(space: Any, action: Any) -> np.ndarray:
-    """Actions of ours, one or a batch, as an environment with this space of actions takes them."""
+def taking(space: Any) -> Callable[[Any], np.ndarray]:
+    """What makes of actions of ours, one or a batch, those that an environment with this space of
+    actions takes. It is called in every step, so what the bounds are is looked at before."""
     if isinstance(space, spaces.Discrete):
-        return np.asarray(action, np.int64) + int(space.start)
-    if _is_scaled(space):
+        return lambda action: np.asarray(action, np.int64) + int(space.start)
+    if not _is_scaled(space):
+        return lambda action: np.asarray(action, space.dtype)
+
+    def scaled(action: Any) -> np.ndarray:
         part = (np.asarray(action, space.dtype) + 1) / 2
-        action = np.clip(space.low + part * (space.high - space.low), space.low, space.high)
-    return np.asarray(action, space.dtype)
+        found = np.clip(space.low + part * (space.high - space.low), space.low, space.high)
+        return np.asarray(found, space.dtype)
+
+    return scaled
 
 
 def encoded(observation: Any, action: Any) -> list[str]:

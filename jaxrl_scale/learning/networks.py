@@ -266,18 +266,18 @@ def _own_recurrent(config: Sizes, spec: EnvSpec) -> RecurrentNetwork:
         obs = jnp.zeros((1, *spec.observation_shape), spec.observation_dtype)
         return module.init(key, module.init_carry(1), obs).get("params", {})
 
+    def step(params: PyTree, carry: PyTree, obs: Array) -> Any:
+        return module.apply({"params": params}, carry, obs)
+
     def apply(params: PyTree, carry: PyTree, obs: Array, is_first: Array) -> Any:
         empty = module.init_carry(obs.shape[1])
 
         def one_step(carry: PyTree, now: tuple[Array, Array]) -> Any:
             obs, first = now
             carry = jax.tree.map(lambda x, y: jnp.where(trailing(first, x), y, x), carry, empty)
-            return module.apply({"params": params}, carry, obs)
+            return step(params, carry, obs)
 
         return jax.lax.scan(one_step, carry, (obs, is_first))
-
-    def step(params: PyTree, carry: PyTree, obs: Array) -> Any:
-        return module.apply({"params": params}, carry, obs)
 
     _check(config, spec, policy.size, init, step, module.init_carry)
     return RecurrentNetwork(init, module.init_carry, _exact(config, apply), policy)

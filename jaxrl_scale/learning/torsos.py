@@ -108,13 +108,12 @@ def design(config: Sizes, spec: EnvSpec, layer_norm: bool = False) -> Design:
 
 def without_effect(config: Sizes, spec: EnvSpec) -> str | None:
     """What the user is told of options that were set and that this network does not have."""
-    name, options = config.network, _set(config)
-    if options and is_own(name):
-        known = own_options(config)
-        unused = [option for option in options if option not in known]
+    if is_own(config.network):
+        name, known = config.network, own_options(config)
+        unused = [option for option in _set(config) if option not in known]
     else:
-        name = name if is_own(name) else design(config, spec).features.kind
-        unused = [x for x in options if x == "network_width" and name in ("mlp", "cnn")]
+        name = design(config, spec).features.kind
+        unused = [x for x in _set(config) if x == "network_width" and name in ("mlp", "cnn")]
     have = "has" if len(unused) == 1 else "have"
     return f"{', '.join(unused)} {have} no effect on network {name!r}" if unused else None
 
