@@ -57,6 +57,15 @@ def forget_compiled_programs():
     running.forget_programs()
 
 
+@pytest.fixture(autouse=True)
+def settings_left_alone():
+    """No test leaves JAX with other settings for those that happen to come after it."""
+    names = ("jax_default_matmul_precision", "jax_enable_x64", "jax_compilation_cache_dir")
+    before = [jax.config.values[name] for name in names]
+    yield
+    assert [jax.config.values[name] for name in names] == before
+
+
 STRICT = {
     f"test_{what}"
     for what in (

@@ -12,6 +12,7 @@ import pytest
 from jaxrl_scale import envs
 from jaxrl_scale.algos import ppo
 from jaxrl_scale.config import Config
+from jaxrl_scale.loop.prepare import jax_settings_restored
 from jaxrl_scale.loop.runner import MOST_AT_ONCE, Runner
 from jaxrl_scale.parallel.backend import place
 from jaxrl_scale.parallel.sums import AXIS, device_pool, local_pool, tree_sum
@@ -137,7 +138,8 @@ def get_config():
     return Config(num_envs=16, num_shards=8, rollout_length=8, hidden_sizes=(8,),
                   algo=ppo.Config(minibatch_size=32, epochs=1))
 """)
-    times = model.iteration(str(config), Fraction(1, 2), seconds=0.01)
+    with jax_settings_restored():
+        times = model.iteration(str(config), Fraction(1, 2), seconds=0.01)
     assert len(times) >= 8
     assert min(times) > 0
 
