@@ -28,6 +28,7 @@ from jaxrl_scale.loop.host_rollout import Stage
 from jaxrl_scale.loop.host_runner import HostRunner
 from jaxrl_scale.loop.keys import COLLECT, EVALUATE, host_seeds
 from jaxrl_scale.loop.make import make_runner
+from jaxrl_scale.loop.prepare import jax_settings_restored
 from jaxrl_scale.parallel import backend
 from jaxrl_scale.parallel.hosts import Hosts
 from jaxrl_scale.records.progress import Clock
@@ -535,7 +536,8 @@ def test_after_a_run_the_folder_is_the_one_before_it(tmp_path, monkeypatch):
     module = importlib.import_module("jaxrl_scale.train")
     monkeypatch.setattr(module, "loop", lambda *_: os.chdir(tmp_path))  # as an environment may
     config = CONFIG.replace(env="host_cartpole:HostCartPole", env_kwargs={})
-    module.train_among(Hosts(), config, Clock(0.0))
+    with jax_settings_restored():
+        module.train_among(Hosts(), config, Clock(0.0))
     assert os.getcwd() == here
 
 
