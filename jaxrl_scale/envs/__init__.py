@@ -11,6 +11,8 @@ There are these kinds of names:
 - ``gymnasium:<Id>``, such as ``gymnasium:CartPole-v1``: an environment of Gymnasium whose spaces
   `jaxrl_scale.types.EnvSpec` can describe;
 - ``gymnax:<Id>``, such as ``gymnax:Breakout-MinAtar``: an environment that gymnax has registered;
+- ``brax:<name>``, ``playground:<Name>`` and ``craftax:<Id>``, such as ``brax:ant``: environments of
+  Brax, MuJoCo Playground and Craftax;
 - ``my_package.my_module:MyEnv``: a class of your own, on ``sys.path`` or in the current directory.
   A function that builds an environment will do if its return annotation is an environment class.
 
@@ -89,6 +91,16 @@ def _make_other(name: str, kwargs: dict[str, Any]) -> tuple[Any, bool]:
         from jaxrl_scale.envs import gymnax_adapter
 
         return gymnax_adapter.make(name.removeprefix("gymnax:"), **kwargs), False
+    if name.startswith("craftax:"):
+        from jaxrl_scale.envs import craftax_adapter
+
+        return craftax_adapter.make(name.removeprefix("craftax:"), **kwargs), False
+    if name.startswith(("brax:", "playground:")):
+        from jaxrl_scale.envs import brax_adapter
+
+        library, _, there = name.partition(":")
+        build = brax_adapter.make_brax if library == "brax" else brax_adapter.make_playground
+        return build(there, **kwargs), False
     if name.startswith("gymnasium:"):
         from jaxrl_scale.envs import gymnasium_adapter
 
@@ -107,7 +119,8 @@ def _make_other(name: str, kwargs: dict[str, Any]) -> tuple[Any, bool]:
     raise RunError(
         f"unknown environment {name!r}. {_nearest(name)}There are {', '.join(names())}, the "
         "games of Procgen (CoinrunEasy-v0) and Atari (Pong-v5), envpool:<Id>, gymnasium:<Id>, "
-        "gymnax:<Id>, and your own as my_package.my_module:MyEnv"
+        "gymnax:<Id>, brax:<name>, playground:<Name>, craftax:<Id>, and your own as "
+        "my_package.my_module:MyEnv"
     )
 
 

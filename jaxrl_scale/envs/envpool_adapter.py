@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_scale.envs import games
+from jaxrl_scale.envs.libraries import how_to_install
 from jaxrl_scale.errors import RunError, nearest, one_line
 from jaxrl_scale.types import Box, Discrete, EnvSpec, HostStep
 from jaxrl_scale.user_code import errors_in_one_line
@@ -236,7 +237,7 @@ def _matplotlib_left_alone() -> Iterator[None]:
 
 def _envpool(id: str) -> Any:
     """The module, or a `RunError` that says how to install it."""
-    install = "make install EXTRA=envpool (or pip install 'jaxrl_scale[envpool]')"
+    install = how_to_install("envpool")
     if importlib.util.find_spec("envpool") is None:
         raise RunError(f"environment {id!r}: EnvPool is not installed: {install}")
     try:

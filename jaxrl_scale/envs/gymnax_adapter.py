@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_scale.envs.libraries import settled
 from jaxrl_scale.errors import RunError, closest
 from jaxrl_scale.types import Array, Box, Discrete, EnvSpec, Key, PyTree, TimeStep
 from jaxrl_scale.user_code import errors_in_one_line
@@ -73,13 +74,13 @@ class GymnaxEnv:
 
     def reset(self, key: Key) -> tuple[PyTree, Array]:
         obs, state = self._env.reset_env(key, self._params)
-        return _settled(state), self._encoded(obs)
+        return jax.tree.map(settled, state), self._encoded(obs)
 
     def step(self, key: Key, state: PyTree, action: Array) -> tuple[PyTree, TimeStep]:
         obs, state, reward, terminated, _ = self._env.step_env(key, state, action, self._params)
         terminated = jnp.asarray(terminated, bool)
         truncated = jnp.asarray(self._env.is_truncated(state, self._params), bool)
-        return _settled(state), TimeStep(
+        return jax.tree.map(settled, state), TimeStep(
             obs=self._encoded(obs),
             reward=jnp.asarray(reward).astype(jnp.float32),
             terminated=terminated,
@@ -88,7 +89,7 @@ class GymnaxEnv:
 
     def _encoded(self, obs: Any) -> Any:
         if self._classes is None:
-            return _settled(obs)
+            return settled(obs)
         return jax.nn.one_hot(obs, self._classes, dtype=jnp.float32)
 
 
@@ -126,16 +127,3 @@ def _action(name: str, space: Any) -> Discrete | Box:
             "all actions is supported"
         )
     return Box(float(low[0]), float(high[0]), tuple(space.shape))
-
-
-def _settled(tree: PyTree) -> PyTree:
-    """The leaves as arrays that are not weakly typed, so that a scan can carry them.
-
-    gymnax puts Python numbers into some of the states that its resets return.
-    """
-
-    def settled(leaf: Any) -> Array:
-        array = jnp.asarray(leaf)
-        return jax.lax.convert_element_type(array, array.dtype)
-
-    return jax.tree.map(settled, tree)

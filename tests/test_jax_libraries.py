@@ -1,0 +1,176 @@
+"""Environments of Brax, MuJoCo Playground and Craftax. The slow tests need these libraries, which
+are extras, and are skipped without them."""
+
+import dataclasses
+import importlib.util
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from running import differing, runner_of, steps
+
+from jaxrl_scale import envs
+from jaxrl_scale.algos import ppo
+from jaxrl_scale.config import Config
+from jaxrl_scale.envs.check import some_action
+from jaxrl_scale.envs.libraries import Parts
+from jaxrl_scale.errors import RunError
+
+pytestmark = [  # theirs, of what they use themselves
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:Brax System, piplines and environments are not"),
+]
+LIBRARIES = {"brax": "brax", "playground": "mujoco_playground", "craftax": "craftax"}
+POLE, GAME = "brax:inverted_pendulum", "craftax:Craftax-Classic-Symbolic-v1"
+
+
+def made(name, **kwargs):
+    pytest.importorskip(LIBRARIES[name.partition(":")[0]])
+    return envs.make(name, **kwargs)
+
+
+@pytest.mark.parametrize("name", [POLE, GAME, "playground:CartpoleBalance"])
+def test_a_library_that_is_not_installed_is_told_with_what_installs_it(name, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda module: None)
+    extra = name.partition(":")[0]
+    said = f"'{name}': .* is not installed: make install EXTRA={extra} \\(or pip install"
+    with pytest.raises(RunError, match=said):
+        envs.make(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("brax:antt", "Brax has no environment 'antt'; did you mean ant?"),
+        ("craftax:Craftax-v1", "Craftax has no environment 'Craftax-v1'; did you mean Craftax-"),
+        ("craftax:Minecraft", "'Minecraft'; it has Craftax-Classic-Pixels-v1, Craftax-Classic-S"),
+    ],
+)
+def test_a_name_that_a_library_does_not_have_is_told(name, said):
+    with pytest.raises(RunError, match=re.escape(said)):
+        envs.make(name)
+
+
+def test_a_state_is_taken_apart_and_put_together_again():
+    state = {"key": jax.random.key(7), "empty": jnp.zeros((0, 3)), "x": jnp.arange(2), "n": 3.0}
+    apart = Parts(jax.eval_shape(lambda: state))
+    parts = jax.jit(lambda: apart.of(state))()
+    assert sorted((part.shape, str(part.dtype)) for part in parts) == [
+        *(((), "float32"), ((2,), "int32"), ((2,), "uint32")),
+    ]
+    assert not any(part.weak_type for part in jax.eval_shape(lambda: apart.of(state)))
+    again = apart.together(parts)
+    assert jax.random.bits(again["key"]) == jax.random.bits(state["key"])
+    assert again["empty"].shape == (0, 3)
+    np.testing.assert_array_equal(again["x"], [0, 1])
+    assert again["n"] == 3
+    with pytest.raises(TypeError, match="a state of another form than reset"):
+        apart.of(state | {"more": 1.0})
+
+
+# --- with the libraries ---------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "kwargs"),
+    [
+        *((POLE, {}), ("brax:ant", {"backend": "spring", "episode_length": 200})),
+        *(("brax:reacher", {}), ("playground:CartpoleBalance", {})),
+        ("playground:CheetahRun", {"episode_length": 100, "action_repeat": 2}),
+    ],
+)
+def test_steps_and_resets_of_brax_and_playground_are_theirs(name, kwargs):
+    env = made(name, **kwargs)
+    repeat = kwargs.get("action_repeat", 1)
+    assert env.spec.max_episode_steps == kwargs.get("episode_length", 1000) // repeat
+    state = jax.jit(env._env.reset)(jax.random.key(0))
+    _, obs = jax.jit(env.reset)(jax.random.key(0))
+    np.testing.assert_allclose(obs, state.obs, atol=1e-6)
+    step, theirs = jax.jit(env.step), jax.jit(env._env.step)
+    rng = np.random.default_rng(0)
+    for _ in range(40):
+        action = rng.uniform(-1, 1, env.spec.action.shape).astype(np.float32)
+        _, out = step(jax.random.key(0), env._parts.of(state), action)
+        reward = 0.0
+        for _ in range(repeat):
+            state = theirs(state, action)
+            reward += state.reward
+        np.testing.assert_allclose(out.obs, state.obs, rtol=1e-3, atol=1e-3)
+        np.testing.assert_allclose(out.reward, reward, rtol=1e-3, atol=1e-3)
+        assert bool(out.terminated) == bool(state.done)
+        assert not out.truncated
+        assert out.info.keys() == state.metrics.keys()
+    assert np.isfinite(state.obs).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [GAME, "craftax:Craftax-Symbolic-v1"])
+def test_steps_and_resets_of_craftax_are_its_own(name):
+    env = made(name)
+    obs, state = jax.jit(env._env.reset_env)(jax.random.key(0), env._params)
+    np.testing.assert_allclose(jax.jit(env.reset)(jax.random.key(0))[1], obs, atol=1e-6)
+    step = jax.jit(env.step)
+    theirs = jax.jit(lambda *given: env._env.step_env(*given, env._params))
+    rewards = 0.0
+    for key in jax.random.split(jax.random.key(1), 60):
+        action = jax.random.randint(key, (), 0, env.spec.action.n)
+        _, out = step(key, env._parts.of(state), action)
+        obs, state, reward, done, info = theirs(key, state, action)
+        np.testing.assert_allclose(out.obs, obs, atol=1e-6)
+        assert (out.reward, bool(out.terminated | out.truncated)) == (reward, bool(done))
+        rewards += abs(float(reward))
+        assert out.info["collect_wood"] == info["Achievements/collect_wood"]
+    assert rewards > 0
+    frame = env.render(env._parts.of(state))
+    assert frame.dtype == np.uint8
+    assert len(np.unique(frame.reshape(-1, 3), axis=0)) > 9
+
+
+@pytest.mark.slow
+def test_the_time_limit_of_craftax_is_no_end():
+    env = made(GAME, max_timesteps=3)
+    assert env.spec.max_episode_steps == 3
+    _, state = env._env.reset_env(jax.random.key(0), env._params)
+    step = jax.jit(env.step)
+
+    def after(age, health):
+        there = dataclasses.replace(state, timestep=jnp.int32(age), player_health=jnp.int32(health))
+        _, out = step(jax.random.key(0), env._parts.of(there), some_action(env.spec.action))
+        return bool(out.terminated), bool(out.truncated)
+
+    assert after(age=1, health=9) == (False, False)
+    assert after(age=2, health=9) == (False, True)
+    assert after(age=1, health=0) == (True, False)
+    assert after(age=2, health=0) == (True, False)
+
+
+@pytest.mark.slow
+def test_wrong_parameters_of_the_libraries_are_told_in_one_line():
+    for name, kwargs, said in (
+        (POLE, {"backend": "x"}, "ValueError: backend should be in"),
+        (POLE, {"gravity": 1}, "unexpected keyword argument 'gravity'"),
+        (GAME, {"levels": 1}, "has no parameter levels; its parameters: max_timesteps, day_l"),
+        ("playground:CheetahRun", {"levels": 1}, 'Key "levels" does not exist'),
+        ("playground:CheetahRn", {}, "Playground has no environment 'CheetahRn'; did you mean "),
+    ):
+        with pytest.raises(RunError, match=re.escape(said)) as told:
+            made(name, **kwargs)
+        assert "\n" not in str(told.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [POLE, "playground:CartpoleBalance", GAME])
+def test_a_run_is_the_same_on_1_and_2_devices_and_goes_on_elsewhere(name):
+    env = made(name)
+    sizes = {"num_envs": 16, "num_shards": 4, "rollout_length": 32, "hidden_sizes": (16,)}
+    algo = ppo.Config(minibatch_size=256, epochs=2)
+    config = Config(env=name, iterations=4, devices=2, algo=algo, **sizes)
+    two, one = runner_of(config, env), runner_of(config.replace(devices=1), env)
+    half, _ = steps(two, 2)
+    end, history = steps(two, 2, half)
+    assert differing((end, history), steps(one, 2, half)) == []
+    assert differing(end, steps(one, 4)[0]) == []
+    assert all(np.isfinite(x).all() for x in history[-1].values())
