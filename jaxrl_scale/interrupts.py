@@ -30,8 +30,9 @@ def and_hangup(*signals: signal.Signals) -> tuple[signal.Signals, ...]:
 
 
 @contextmanager
-def answered(answer: Callable[[], object]) -> Iterator[None]:
-    """While the block runs, call ``answer``, in a thread, whenever a SIGINT arrives.
+def answered(answer: Callable[[int], object]) -> Iterator[None]:
+    """While the block runs, call ``answer``, in a thread, with the number of each signal that
+    arrives and has a handler in Python.
 
     Blocks may stand in each other: the answers of all of them are called, the innermost first.
     What the signal does beside that is its handler's business. Python leaves signals to the main
@@ -46,8 +47,7 @@ def answered(answer: Callable[[], object]) -> Iterator[None]:
 
     def listen() -> None:
         while number := os.read(reader, 1):
-            if number[0] == signal.SIGINT:
-                answer()
+            answer(number[0])
             if around >= 0:
                 with suppress(OSError):
                     os.write(around, number)
@@ -152,9 +152,11 @@ class CtrlC:
             if told:
                 print(told, file=sys.stderr, flush=True)
 
-    def arrived(self) -> None:
-        """Answer a SIGINT. Where a handler stands, as while a run trains, the first one is a
-        request, which the handler's owner answers."""
+    def arrived(self, number: int) -> None:
+        """Answer a signal, if it is a SIGINT. Where a handler stands, as while a run trains, the
+        first one is a request, which the handler's owner answers."""
+        if number != signal.SIGINT:
+            return
         self._times += 1
         if self._times == 1 and signal.getsignal(signal.SIGINT) != self._raise_once:
             return

@@ -96,7 +96,7 @@ def train_all(
 def follow(hosts: Hosts, folder: Path) -> int:
     """Of the processes beside process 0: train what it says, until it says with which status they
     end."""
-    with StopRequest(hosts.several, tells=False) as stop:
+    with StopRequest(hosts) as stop:
         while (order := orders.agreed(hosts, stop)) is None or order.chunk:
             if order:
                 _obey(hosts, stop, folder, order)
@@ -351,7 +351,7 @@ def _lead(search: Search, parts: list[list[int]], hosts: Hosts, task: int | None
       task: the chunk that is all there is to train; None: the whole sweep.
     """
     folder, found = search.folder, None
-    with StopRequest(hosts.several) as stop:
+    with StopRequest(hosts) as stop:
         if task is None:
             found = stages.train(search, parts, partial(train_all, hosts, stop, folder))
             done = found is not None

@@ -219,7 +219,7 @@ def loop(
     with (
         closing(runner),
         run_directory.entered(config, name, resume, hosts) as directory,
-        nullcontext(heard_by) if heard_by else StopRequest(hosts.several, hosts.leader) as stop,
+        nullcontext(heard_by) if heard_by else StopRequest(hosts) as stop,
         compiled_meanwhile(
             runner, hosts, backend.keeps_programs(), fresh=not resume and start is None
         ) as wait_for_compiler,

@@ -7,6 +7,8 @@ import importlib
 import importlib.util
 import os
 import signal
+import time
+from functools import partial
 from types import SimpleNamespace
 
 import algorithms
@@ -22,7 +24,7 @@ from test_throwaway_algorithms import make_recurrent
 
 from jaxrl_scale import load
 from jaxrl_scale.errors import RunError
-from jaxrl_scale.loop import evaluator, host_rollout
+from jaxrl_scale.loop import evaluator, host_rollout, stop
 from jaxrl_scale.loop.evaluator import HostEvaluator
 from jaxrl_scale.loop.host_rollout import Stage
 from jaxrl_scale.loop.host_runner import HostRunner
@@ -170,6 +172,39 @@ def test_every_algorithm_learns_in_environments_on_the_host(name):
     assert history[-1]["steps"] > 64
     assert all(np.isfinite(x).all() for metrics in history for x in metrics.values())
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.shared.algo.params))
+
+
+# --- one that hangs -----------------------------------------------------------------------------
+
+
+class Slow(Poles):
+    """Takes a while to answer."""
+
+    def receive(self):
+        time.sleep(0.6)
+        return super().receive()
+
+
+def test_environments_that_do_not_come_back_are_told_with_the_time(monkeypatch, capsys):
+    """Less and less often, where they take their time; and not those that come back."""
+    env = HostCartPole()
+    monkeypatch.setattr(stop, "PATIENCE", 0.2)
+    seeds, counts = np.arange(2).reshape(1, 1, 1, 2), []
+    with stop.StopRequest():
+        for simulator in (Poles, Slow):
+            env.simulate = partial(simulator, env)
+            stage = Stage(env, (1, 1, 1, 2), 1, 1)
+            stage.restart(seeds)
+            stage.receive(0)
+            stage.send(0, np.zeros((1, 1, 1, 2), np.int32))
+            stage.receive(0)
+            time.sleep(0.3)  # between two calls nothing is waited for
+            counts.append(capsys.readouterr().err)
+            stage.close()
+    line = "environment 'HostCartPole' has not come back for {} s; a signal, or a second Ctrl-C,"
+    assert [err.count(line.format("0.2")) for err in counts] == [0, 1]
+    assert [err.count(line.format("0.4")) for err in counts] == [0, 1]
+    assert [err.count("\n") for err in counts] == [0, 2]
 
 
 # --- what a rollout holds -----------------------------------------------------------------------

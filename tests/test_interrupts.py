@@ -15,6 +15,7 @@ from processes import PATIENCE, Screen, checkpoints, rows, summary
 from jaxrl_scale import interrupts
 from jaxrl_scale.config import Config
 from jaxrl_scale.loop.stop import StopRequest
+from jaxrl_scale.parallel.machine import free_port
 from jaxrl_scale.records.terminal import Terminal
 
 FOR_EVER = """
@@ -109,8 +110,8 @@ def test_blocks_that_stand_in_each_other_all_answer_and_leave_what_was_there():
     answers, before = [], signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     try:
         with (
-            interrupts.answered(lambda: answers.append("around")),
-            interrupts.answered(lambda: answers.append("within")),
+            interrupts.answered(lambda number: answers.append(("around", number))),
+            interrupts.answered(lambda number: answers.append(("within", number))),
             contextlib.suppress(KeyboardInterrupt),
         ):
             os.kill(os.getpid(), signal.SIGINT)
@@ -121,7 +122,7 @@ def test_blocks_that_stand_in_each_other_all_answer_and_leave_what_was_there():
     finally:
         left = signal.set_wakeup_fd(before)
         os.close(writer)
-    assert answers == ["within", "around"]
+    assert answers == [("within", signal.SIGINT), ("around", signal.SIGINT)]
     assert left == writer
     with open(reader, "rb") as heard:
         assert heard.read() == bytes([signal.SIGINT])
@@ -159,6 +160,56 @@ def test_one_ctrl_c_ends_a_command_that_waits_for_xla():
         finally:
             process.kill()
     assert (process.returncode, err) == (130, "interrupted\n")
+
+
+HANGS = """
+import contextlib
+import ctypes
+
+from jaxrl_scale.config import Launch
+from jaxrl_scale.loop import stop
+from jaxrl_scale.parallel import hosts
+from jaxrl_scale.parallel.cluster import Cluster
+
+stop.PATIENCE = 0.3
+mutex = ctypes.create_string_buffer(64)
+lock = ctypes.CDLL(None).pthread_mutex_lock
+k, number, port = map(int, sys.argv[1:])
+link = hosts.join(Cluster(number, k, "127.0.0.1", port), Launch())
+link.prepare_end("; go on by --resume", lambda: None)
+with link.end_together(), stop.StopRequest(link):
+    link.barrier("all are here")
+    if k == number - 1:
+        with stop.waiting("environment 'Stuck'"):
+            lock(mutex)
+            lock(mutex)  # in C, where Python runs no handler
+    link.barrier("never")
+"""
+
+HUNG = r"environment 'Stuck' has not come back for \S+ s; a signal, or a second Ctrl-C, now ends"
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_run_whose_environment_hangs_says_so_and_ends_at_a_signal(number):
+    port = free_port()
+    environment = os.environ | {"JAXRL_SECRET": "known to this test alone"}
+    ends = {"stderr": subprocess.PIPE, "text": True, "env": environment}
+    command = [sys.executable, "-c", f"import sys\n{HANGS}"]
+    by = "" if number == 1 else r"process 1 of 2 on \S+: "
+    with contextlib.ExitStack() as stack:
+        processes = []
+        for k in range(number):
+            process = subprocess.Popen([*command, *map(str, (k, number, port))], **ends)
+            processes.append(stack.enter_context(process))
+            stack.callback(process.kill)
+        assert re.fullmatch(rf"{by}{HUNG} the run without it\n", processes[0].stderr.readline())
+        processes[-1].send_signal(signal.SIGTERM)
+        told = [process.communicate(timeout=60)[1] for process in processes]
+    assert [process.returncode for process in processes] == [75] * number
+    late = r"environment 'Stuck' has not come back for \S+ s, and SIGTERM came"
+    for err in told:
+        end = rf"^error: .*{late}; what was saved stays saved; go on by --resume$"
+        assert re.search(end, err, re.MULTILINE), err
 
 
 def test_the_bar_leaves_room_for_what_a_terminal_shows_of_ctrl_c(monkeypatch):

@@ -16,8 +16,8 @@ a reset step.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import jax
@@ -25,6 +25,7 @@ import numpy as np
 
 from jaxrl_scale.envs.check import check_seen, check_step
 from jaxrl_scale.loop.rollout import Ended, add_info, nothing_played
+from jaxrl_scale.loop.stop import waiting
 from jaxrl_scale.types import (
     Box,
     EnvSpec,
@@ -260,9 +261,13 @@ def play(
             simulator.close()
 
 
-def _told(env: HostEnvironment) -> AbstractContextManager[None]:
-    """What the environment raises is told in one line, as its error."""
-    return errors_in_one_line(f"environment {env.spec.id!r}")
+@contextmanager
+def _told(env: HostEnvironment) -> Iterator[None]:
+    """What the environment raises is told in one line, as its error; and so is it where the
+    environment does not come back."""
+    what = f"environment {env.spec.id!r}"
+    with errors_in_one_line(what), waiting(what):
+        yield
 
 
 def clipped(spec: EnvSpec, action: np.ndarray) -> np.ndarray:

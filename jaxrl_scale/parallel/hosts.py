@@ -62,7 +62,7 @@ class Hosts:
         self.cluster, self.heartbeat = cluster, heartbeat
         self.names = [node_name()] * cluster.num_processes  # of each process's host
         self.machines = [machine_id()] * cluster.num_processes
-        self._advice = ""
+        self.advice = ""  # how the run can be continued
         self._before_end: Callable[[], None] = lambda: None
         self._after_mistake: Callable[[], None] = lambda: None
         self._closing = False  # all have come to `close`: nobody is missed any more
@@ -135,7 +135,15 @@ class Hosts:
     def prepare_end(self, advice: str, release: Callable[[], None]) -> None:
         """From now on, before this process is ended because of another: call ``release``, which
         gives the terminal back, and print ``advice``, which says how the run can be continued."""
-        self._advice, self._before_end = advice, release
+        self.advice, self._before_end = advice, release
+
+    def say(self, text: str) -> None:
+        """Show a line on standard error, and on that of process 0, where people look. Any thread
+        may call it."""
+        text = f"{self.name()}: {text}" if self.several else text
+        _print(text)
+        if not self.leader:
+            self._loop.call_soon_threadsafe(self._send, 0, {"say": text})
 
     def after_mistake(self, undo: Callable[[], None]) -> None:
         """From now on, call ``undo`` where a mistake that any process has noticed ends this one."""
@@ -160,9 +168,10 @@ class Hosts:
             self.fail(f"{type(error).__name__}: {one_line(error)[:300]}", BUG)
 
     def fail(self, message: str, status: int) -> NoReturn:
-        """Tell all processes why this one cannot go on, and end them all with ``status``."""
+        """Tell all processes why this one cannot go on, and end them all, at once, with
+        ``status``."""
         failure = Failure(self.process_id, message, status)
-        if not self._closing:
+        if self.several and not self._closing:
             told = asyncio.run_coroutine_threadsafe(self._end_all(failure), self._loop)
             with contextlib.suppress(TimeoutError):
                 told.result(2)
@@ -350,7 +359,8 @@ class Hosts:
         await self._lost(k, why)
 
     def _receive(self, k: int, message: dict[str, Any]) -> None:
-        """One of three: what a process gives or gets in a `gather`, a failure, or a heartbeat."""
+        """One of four: what a process gives or gets in a `gather`, a failure, a line for people,
+        or a heartbeat."""
         if "gather" in message and self.leader:
             self._given[message["thread"]][k].append(message)
             self._answer_all(message["thread"])
@@ -358,6 +368,8 @@ class Hosts:
             self._answer(message)
         elif "failed" in message:
             self._keep(self._end_all(Failure(*message["failed"]), but=k))
+        elif "say" in message:
+            _print(message["say"])
 
     def _answer_all(self, thread: str) -> None:
         """Of the leader: where all processes have given something, send it to all."""
@@ -382,7 +394,7 @@ class Hosts:
 
     async def _lost(self, k: int, why: str) -> None:
         if not self._closing:
-            message = f"{self.name(k)} was lost: {why}{self._advice}"
+            message = f"{self.name(k)} was lost: {why}{self.advice}"
             await self._end_all(Failure(None, message, LOST), but=k)
 
     async def _end_all(self, failure: Failure, but: int | None = None) -> None:
@@ -446,9 +458,8 @@ class Hosts:
                 self._after_mistake()
         k = failure.process
         by = "" if k is None or k == self.process_id else f"ended by {self.name(k)}: "
-        # A full disk or a closed pipe may be why it ends; the others wait for the end all the same.
-        with contextlib.suppress(OSError, ValueError):
-            print(f"error: {self.name()}: {by}{failure.message}", file=sys.stderr, flush=True)
+        whose = f"{self.name()}: " if self.several else ""
+        _print(f"error: {whose}{by}{failure.message}")
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
         os._exit(failure.status)
@@ -469,15 +480,19 @@ def join(cluster: Cluster, launch: Launch) -> Hosts:
     return hosts
 
 
+def _print(text: str) -> None:
+    """Print a line to standard error. Where it cannot be written, as to a full disk or a closed
+    pipe, which may be why this process ends, what the others wait for goes on all the same."""
+    with contextlib.suppress(OSError, ValueError):
+        print(text, file=sys.stderr, flush=True)
+
+
 def _warn_of_stranger(writer: StreamWriter, why: str) -> None:
     address = (writer.get_extra_info("peername") or ["an unknown address"])[0]
-    with contextlib.suppress(OSError, ValueError):  # it changes nothing, nor does a full disk
-        print(
-            f"warning: somebody at {address} connected to this run and was turned away: {why} "
-            "(told once; the run goes on)",
-            file=sys.stderr,
-            flush=True,
-        )
+    _print(
+        f"warning: somebody at {address} connected to this run and was turned away: {why} "
+        "(told once; the run goes on)"
+    )
 
 
 def _enumerate(what: str, numbers: Sequence[int]) -> str:
