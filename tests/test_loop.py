@@ -1,6 +1,7 @@
 """The training loop, with a runner that only counts: no environment, no network, no device. And
 what the loop counts itself."""
 
+import itertools
 import json
 import os
 import pickle
@@ -785,6 +786,17 @@ def test_a_thread_knows_how_long_it_compiled():
     before = programs.seconds_compiling()
     jax.jit(lambda x: x * 3 + 1)(np.ones(7))
     assert 0 < programs.seconds_compiling() - before < 10
+
+
+@pytest.mark.parametrize("jump", [-3600, 3600])
+def test_a_thread_knows_how_long_it_compiled_when_somebody_sets_the_clock(monkeypatch, jump):
+    """And what is traced within what is traced counts once."""
+    ticks, began, before = itertools.count(), time.monotonic(), programs.seconds_compiling()
+    monkeypatch.setattr(time, "time", lambda: 1e9 + jump * next(ticks))
+    within = jax.jit(lambda x: [time.sleep(0.1), x * jump][1])
+    jax.jit(lambda x: within(x) + 1)(np.ones(7))
+    assert next(ticks) > 2
+    assert 0.1 < programs.seconds_compiling() - before < time.monotonic() - began
 
 
 def test_the_speed_of_a_run_that_has_nothing_left_to_do_is_that_of_before():

@@ -166,13 +166,26 @@ def seconds_compiling() -> float:
     return seconds
 
 
-def _add(event: str, duration_secs: float, **_: Any) -> None:
-    if event.startswith("/jax/core/compile/"):
-        _of_thread.seconds = seconds_compiling() + duration_secs
+_COMPILE = "/jax/core/compile/"  # how the events of tracing and compiling begin
+
+
+def _began(event: str, *_: Any, **__: Any) -> None:
+    if event.startswith(_COMPILE):
+        _of_thread.began = [*getattr(_of_thread, "began", ()), time.monotonic()]
+
+
+def _ended(event: str, *_: Any, **__: Any) -> None:
+    """What began within something else counts with that. JAX tells a duration, too, but by a clock
+    that may be set meanwhile."""
+    if event.startswith(_COMPILE) and (began := getattr(_of_thread, "began", None)):
+        since = began.pop()
+        if not began:
+            _of_thread.seconds = seconds_compiling() + time.monotonic() - since
 
 
 jax.monitoring.register_event_listener(_count)
-jax.monitoring.register_event_duration_secs_listener(_add)
+jax.monitoring.register_scalar_listener(_began)
+jax.monitoring.register_event_duration_secs_listener(_ended)
 
 
 @cache
