@@ -69,10 +69,13 @@ if os.path.basename("".join(sys.argv[:1])) in ("-m", "jaxrl_scale"):
             file=sys.stderr,
         )
         sys.exit(2)
-    # JAX refuses a JAX_* variable with a value that is none while it is imported. A command answers
-    # that in one line like any other mistake.
+    # JAX refuses a JAX_* variable with a value that is none while it is imported, and flax a FLAX_*
+    # variable. A command answers that in one line like any other mistake.
     try:
         import jax as jax
+
+        if any(name.startswith("FLAX_") for name in os.environ):  # not every command needs it
+            import flax as flax
     except ModuleNotFoundError as error:
         print(
             f"error: {sys.executable} has no module {error.name!r}; is the environment active? "

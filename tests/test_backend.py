@@ -96,15 +96,12 @@ def test_a_run_is_refused_where_it_could_not_be_compiled_or_kept(tmp_path, monke
     file.touch()
     with pytest.raises(RunError, match=f"compilation_cache={file} is a file; it should be a"):
         backend.initialize(Config(compilation_cache=str(file)))
-    jax.config.update("jax_disable_jit", True)
-    try:
-        with (
-            prepare.jax_settings_restored(),
-            pytest.raises(RunError, match="JAX_DISABLE_JIT is set, but a run is"),
-        ):
+    for settings, told in (
+        (jax.disable_jit(), "JAX_DISABLE_JIT is set, but a run is"),
+        (jax.transfer_guard("disallow"), "JAX_TRANSFER_GUARD=disallow forbids what a run does"),
+    ):
+        with prepare.jax_settings_restored(), settings, pytest.raises(RunError, match=told):
             backend.initialize(Config(compilation_cache=""))
-    finally:
-        jax.config.update("jax_disable_jit", False)
 
 
 def test_a_folder_of_compiled_programs_that_jax_was_told_is_kept(tmp_path, monkeypatch):

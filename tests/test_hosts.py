@@ -64,6 +64,7 @@ OPENMPI = {
     "OMPI_COMM_WORLD_RANK": "3",
     "OMPI_MCA_orte_hnp_uri": "1531576320.0;tcp://10.96.0.1,10.148.0.1:34911",
 }
+MANY = "9" * 5000  # digits: Python reads 4,300
 JAX = {
     "JAX_COORDINATOR_ADDRESS": "node1:7000",
     "JAX_NUM_PROCESSES": "3",
@@ -144,9 +145,13 @@ def test_a_coordinator_without_a_port_has_ours():
         (Launch("a:1", 2, 2), {}, "--process_id=2 should be from 0 to 1, as --num_processes=2"),
         (Launch("a:b", 2, 1), {}, "--coordinator=a:b should be HOST or HOST:PORT"),
         (Launch("a:70000", 2, 1), {}, "should be HOST or HOST:PORT"),
-        (Launch("a:" + "9" * 5000, 2, 1), {}, "should be HOST or HOST:PORT"),
+        (Launch(f"a:{MANY}", 2, 1), {}, "should be HOST or HOST:PORT"),
         (Launch(), JAX | {"JAX_PROCESS_ID": "x"}, "JAX_PROCESS_ID=x should be a whole number"),
         (Launch(), JAX | {"JAX_NUM_PROCESSES": ""}, "JAX_NUM_PROCESSES= should be a whole number"),
+        (Launch(), JAX | {"JAX_NUM_PROCESSES": MANY}, r"PROCESSES=9{59}… should be a whole number"),
+        (Launch(), JAX | {"JAX_NUM_PROCESSES": "10000000"}, "=10000000 should be at most 1000000"),
+        (Launch("a:1", 2**62, 1), {}, "--num_processes=4611686018427387904 should be at most"),
+        (Launch(), OPENMPI | {"OMPI_MCA_orte_hnp_uri": f"{MANY}.0;tcp://n:1"}, "does not tell"),
         (Launch(), {"JAX_PROCESS_ID": "1"}, "without JAX_COORDINATOR_ADDRESS and JAX_NUM_PROC"),
         (Launch(), SLURM | {"SLURM_STEP_NODELIST": "[1-2]"}, r"NODELIST=\[1-2\] should be a list"),
         (Launch(), SLURM | {"SLURM_STEP_NODELIST": "n[1-2"}, r"should be a list of nodes such as"),
@@ -170,6 +175,7 @@ def test_half_of_it_is_told_in_one_line(launch, environment, message):
     with pytest.raises(RunError, match=message) as error:
         find(launch, environment)
     assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 300
 
 
 @pytest.mark.parametrize(
@@ -290,9 +296,12 @@ def test_processes_that_slurm_has_not_bound_divide_all_cores(most, uses):
     assert not {*first} & {*second}
 
 
-def test_garbage_for_slurms_number_of_cores_is_one_line(monkeypatch):
-    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "8(x2)")
-    with pytest.raises(RunError, match=r"SLURM_CPUS_PER_TASK=8\(x2\) should be a number of cores"):
+@pytest.mark.parametrize(
+    ("given", "shown"), [("8(x2)", r"8\(x2\)"), ("0", "0"), ("٣", "٣"), (MANY, "9{59}…")]
+)
+def test_garbage_for_slurms_number_of_cores_is_one_line(monkeypatch, given, shown):
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", given)
+    with pytest.raises(RunError, match=f"SLURM_CPUS_PER_TASK={shown} should be a number of cores"):
         machine.visible_cores()
 
 

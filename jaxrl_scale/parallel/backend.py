@@ -99,7 +99,7 @@ def initialize(config: Config, hosts: Hosts | None = None) -> Placement:
     Raises:
       RunError: the devices that the config asks for are not there, or do not divide the run; what
         it asks for comes too late in this process; the compilation cache is a file; JAX is told to
-        compile nothing.
+        compile nothing, or to give devices nothing.
     """
     if config.compilation_cache and not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         folder = os.path.expanduser(config.compilation_cache)
@@ -119,6 +119,9 @@ def initialize(config: Config, hosts: Hosts | None = None) -> Placement:
             "JAX_DISABLE_JIT is set, but a run is one compiled program; unset it, and step an "
             "environment as plain Python with jaxrl_scale.envs.play"
         )
+    guard = jax.config.values["jax_transfer_guard"] or ""
+    if guard.startswith("disallow"):
+        raise RunError(f"JAX_TRANSFER_GUARD={guard} forbids what a run does all the time; unset it")
     hosts = hosts or Hosts()
     cores = _start_distributed(hosts) if hosts.several else len(visible_cores())
     started = not cpu_devices(config.devices or cores)

@@ -12,6 +12,7 @@ from jaxrl_scale.errors import RunError, in_words
 from jaxrl_scale.options import shortened
 
 FIRST_PORT = 61_440  # above the ports that Linux hands out by itself
+_MOST = 1_000_000  # processes
 _HERE = "127.0.0.1"
 
 
@@ -80,7 +81,7 @@ def _openmpi(environment: Mapping[str, str]) -> Cluster:
     """Process 0 is taken to be on mpirun's own host, whose address is all that OpenMPI tells."""
     number, process_id = _place(environment, "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK")
     uri = environment.get("OMPI_MCA_orte_hnp_uri", "")
-    found = re.match(r"(\d+)\.\d+;tcp6?://\[?([^],]+?)\]?[,:]", uri)
+    found = re.match(r"(\d{1,10})\.\d+;tcp6?://\[?([^],]+?)\]?[,:]", uri)
     together = number == _number(environment, "OMPI_COMM_WORLD_LOCAL_SIZE", 1)
     if not found and not together:
         raise RunError(
@@ -109,13 +110,17 @@ def _first_node(nodes: str) -> str:
     """``n07`` of ``n[07-12,20],m1``"""
     first = re.match(r"[^][,]+(\[[^][]+\]|[^][,]+)*(?=,|$)", nodes)
     if first is None:
-        raise RunError(f"SLURM_STEP_NODELIST={nodes} should be a list of nodes such as n[07-12],m1")
+        raise RunError(
+            f"SLURM_STEP_NODELIST={shortened(nodes)} should be a list of nodes such as n[07-12],m1"
+        )
     return re.sub(r"\[([^],-]+)[^]]*\]", r"\1", first[0])
 
 
 def _place(values: Mapping[str, Any], number_name: str, process_name: str) -> tuple[int, int]:
     """How many processes there are, and which one this is."""
     number, process_id = _number(values, number_name), _number(values, process_name)
+    if number > _MOST:
+        raise RunError(f"{number_name}={number} should be at most {_MOST}")
     if not 0 <= process_id < number:
         raise RunError(
             f"{process_name}={process_id} should be from 0 to {number - 1}, "
@@ -125,11 +130,10 @@ def _place(values: Mapping[str, Any], number_name: str, process_name: str) -> tu
 
 
 def _number(values: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    value = values.get(name, default)
-    try:
-        return int(str(value))
-    except (TypeError, ValueError):
-        raise RunError(f"{name}={value} should be a whole number") from None
+    value = str(values.get(name, default)).strip()
+    if not re.fullmatch(r"-?[0-9]{1,19}", value):  # as many as 64 bits have
+        raise RunError(f"{name}={shortened(value)} should be a whole number")
+    return int(value)
 
 
 def _port(job: int) -> int:

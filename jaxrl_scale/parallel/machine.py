@@ -21,6 +21,7 @@ import jax
 import psutil
 
 from jaxrl_scale.errors import RunError
+from jaxrl_scale.options import shortened
 
 _PATIENCE = 60
 """Seconds in which the driver has to list the GPUs."""
@@ -43,8 +44,8 @@ def most_cores() -> int | None:
     """``SLURM_CPUS_PER_TASK``: how many cores Slurm gives this process, which it need not bind it
     to. None where it does not say so."""
     asked = os.environ.get("SLURM_CPUS_PER_TASK") or ""
-    if asked and (not asked.isdecimal() or int(asked) == 0):
-        raise RunError(f"SLURM_CPUS_PER_TASK={asked} should be a number of cores")
+    if asked and not re.fullmatch(r"0*[1-9][0-9]{0,5}", asked):
+        raise RunError(f"SLURM_CPUS_PER_TASK={shortened(asked)} should be a number of cores")
     return int(asked) if asked else None
 
 
