@@ -658,6 +658,9 @@ def function(obs):
 """
 
 
+_SPLIT = "nn.with_partitioning(nn.initializers.ones, (None, 'model'))"
+
+
 def own_networks() -> Iterator[Kind]:
     def named(text: str, said: str, source: str = GOOD_NET) -> Kind:
         return Kind("own networks", (f"--network={text}",), said, files={"nets.py": source})
@@ -705,6 +708,7 @@ def own_networks() -> Iterator[Kind]:
         source("__call__", "forward", "nets:Net"),
         source("    @nn.compact\n", "", "compact"),
         source("nn.Dense(1)", "nn.Dense('1')", "nets"),
+        source("nn.Dense(1)", f"nn.Dense(1, kernel_init={_SPLIT})", "says how it is partitioned"),
     )
 
 

@@ -211,6 +211,12 @@ class OfHalfDigits(Wrong):
         return nn.Dense(self.policy_size, dtype=jnp.float32, param_dtype=jnp.bfloat16)(x)
 
 
+class OfParts(Wrong):
+    def policy(self, x):
+        init = nn.with_partitioning(nn.initializers.ones, (None, "model"))
+        return nn.Dense(self.policy_size, kernel_init=init)(x)
+
+
 class OfNumbers(Wrong):
     def policy(self, x):
         return nn.Embed(9, self.policy_size)(x)[:, 0]
@@ -233,6 +239,7 @@ class OfNothing(Wrong):
         ("OfNothing", "has no parameters, so that nothing can be learned; it should have layers"),
         ("Transposed", r"returned \(float32\[2,3\], float32\[3\]\); it should return"),
         ("Squeezed", r"observations float32\[1,4\], returned \(float32\[1,2\], float32\[\]\)"),
+        ("OfParts", r"parameter \['Dense_0'\]\['kernel'\], which says how it is partitioned"),
         ("OfHalfDigits", r"parameter \['Dense_0'\]\['bias'\] of bfloat16; parameters should be"),
     ],
 )

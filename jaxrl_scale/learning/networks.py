@@ -418,18 +418,24 @@ def _check(
                 f"{what}, returned {show_arrays(out)}; it should return {named}, "
                 f"{show_arrays(should)}" + meaning * isinstance(spec.action, Box)
             )
-    leaves = jax.tree_util.tree_flatten_with_path(params)[0]
+    leaves = jax.tree_util.tree_flatten_with_path(
+        params, is_leaf=lambda x: isinstance(x, nn.meta.AxisMetadata)
+    )[0]
     if not leaves:
         raise RunError(
             f"network {config.network!r} has no parameters, so that nothing can be learned; it "
             "should have layers, such as flax.linen.Dense"
         )
     for path, x in leaves:
-        if x.dtype != jnp.float32:
+        what = f"network {config.network!r} has the parameter {jax.tree_util.keystr(path)}"
+        if isinstance(x, nn.meta.AxisMetadata):
             raise RunError(
-                f"network {config.network!r} has the parameter {jax.tree_util.keystr(path)} of "
-                f"{x.dtype}; parameters should be float32 (flax: dtype=, not param_dtype=)"
+                f"{what}, which says how it is partitioned (flax: with_partitioning); a run has "
+                "whole networks on its devices, so leave that out"
             )
+        if x.dtype != jnp.float32:
+            said = "parameters should be float32 (flax: dtype=, not param_dtype=)"
+            raise RunError(f"{what} of {x.dtype}; {said}")
 
 
 def _empty_memory(config: Sizes, init_carry: Callable[[int], PyTree], batch: int) -> PyTree:
