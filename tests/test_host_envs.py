@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 
 import gymnasium
 import jax
@@ -909,6 +910,28 @@ def test_numbers_of_gymnasiums_info_are_told_where_the_first_step_has_them():
         "half": [0.5, 0.5, np.nan, 0.5],
     }.items():
         np.testing.assert_array_equal(seen.info[name].T, [wanted] * 2)
+
+
+def test_where_an_environment_of_gymnasium_cannot_be_made_those_before_it_are_closed(monkeypatch):
+    env, made, closed = envs.make("gymnasium:CartPole-v1"), [], []
+    make = env._make
+
+    def limited():
+        if len(made) == 2:
+            raise RunError("no third one")
+        made.append(make())
+        monkeypatch.setattr(made[-1], "close", partial(closed.append, len(made)))
+        return made[-1]
+
+    monkeypatch.setattr(env, "_make", limited)
+    with pytest.raises(RunError, match="no third one"):
+        env.simulate(SEEDS[:3], 1)
+    assert sorted(closed) == [1, 2]
+    made.pop(), closed.clear()
+    simulator = env.simulate(SEEDS[:1], 1)
+    assert closed == []
+    simulator.close()
+    assert closed == [2]
 
 
 def test_pictures_of_gymnasium():

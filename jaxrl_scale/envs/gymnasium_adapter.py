@@ -102,7 +102,9 @@ class GymnasiumEnvironment:
 
     def simulate(self, seeds: np.ndarray, num_threads: int) -> GymnasiumSimulator:
         """One environment for each of the seeds ``[n]``, from 0 to 2**31 - 1."""
-        made = [self._make() for _ in seeds]
+        with ExitStack() as stack:  # where one cannot be made, those before it are closed
+            made = [stack.enter_context(closing(self._make())) for _ in seeds]
+            stack.pop_all()
         return GymnasiumSimulator(self.spec, made, [int(seed) for seed in seeds], num_threads)
 
     def facts(self) -> dict[str, str]:
