@@ -58,6 +58,9 @@ if os.path.basename("".join(sys.argv[:1])) in ("-m", "jaxrl_scale"):
     gc.set_threshold(50_000, 20, 100)
     # At the end of the process it would go through all of them, for another 0.3 s.
     atexit.register(gc.freeze)
+    # What is left to do then takes 0.1 s, in which no signal shall change how the command ends.
+    for _number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
+        atexit.register(signal.signal, _number, signal.SIG_IGN)
     # Ctrl-C while modules are imported ends the process without a word, and not with a traceback;
     # from then on `jaxrl_scale.commands` answers it.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:

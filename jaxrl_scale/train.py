@@ -217,9 +217,9 @@ def loop(
     start, until, heard_by, advice = stretch
     last = min(until or config.num_iterations, config.num_iterations)
     with (
+        nullcontext(heard_by) if heard_by else StopRequest(hosts) as stop,
         closing(runner),
         run_directory.entered(config, name, resume, hosts) as directory,
-        nullcontext(heard_by) if heard_by else StopRequest(hosts) as stop,
         compiled_meanwhile(
             runner, hosts, backend.keeps_programs(), fresh=not resume and start is None
         ) as wait_for_compiler,

@@ -10,7 +10,7 @@ import sys
 import time
 
 import pytest
-from processes import PATIENCE, Screen, checkpoints, rows, summary
+from processes import PATIENCE, REPOSITORY, Screen, checkpoints, rows, summary
 
 from jaxrl_scale import interrupts
 from jaxrl_scale.config import Config
@@ -136,6 +136,27 @@ def test_a_run_that_a_scheduler_stops_is_saved_after_the_first_ctrl_c_too(capsys
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert capsys.readouterr().err == ASKED
+
+
+AT_THE_END = """
+import os, signal, sys
+
+class Last:
+    def __del__(self, kill=os.kill, process=os.getpid(), all=(signal.SIGINT, signal.SIGTERM)):
+        for number in all:  # when Python has taken its handlers of signals away
+            kill(process, number)
+
+sys.argv[0] = "-m"  # as Python calls a command
+import jaxrl_scale
+jaxrl_scale.last = Last()
+sys.exit(3)
+"""
+
+
+def test_signals_in_the_last_moment_do_not_change_how_a_command_ends():
+    command = [sys.executable, "-c", AT_THE_END]
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    assert subprocess.run(command, env=environment).returncode == 3
 
 
 def test_a_ctrl_c_that_python_drops_is_raised_again():

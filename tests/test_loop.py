@@ -115,6 +115,23 @@ class Counter:
         self.closed = True
 
 
+class Stopped(Counter):
+    """Gets a signal when all is done but for this."""
+
+    def close(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_signal_while_a_run_is_being_closed_does_not_end_the_process(tmp_path):
+    told, config = [], config_of(tmp_path / "run")
+    before = signal.signal(signal.SIGTERM, lambda *_: told.append("the handler before"))
+    try:
+        run = loop(config, Stopped(config), Hosts(), Clock(0.0), "counting")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert (run.exit_status, run.signal, told) == (0, "", [])
+
+
 def config_of(path, **changes):
     """The config of a run of the counter."""
     few = {"iterations": 10, "log_every": 5, "checkpoint_every": 4, "compilation_cache": ""}
