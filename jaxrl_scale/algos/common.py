@@ -120,7 +120,7 @@ def exploration_fraction(default: float) -> Any:
     return option(
         default,
         "part of the run over which the probability of a random action falls from epsilon_start "
-        "to epsilon_end",
+        "to epsilon_end; 0: after the first iteration, which has epsilon_start",
         low=0,
         high=1,
     )
