@@ -35,6 +35,8 @@ read_options() {
     esac
     shift
   done
+  # As the trainer does, which gets it so; a shell does not in --run_dir=~/mine.
+  case $run_dir in '~' | '~/'*) run_dir=$HOME${run_dir#'~'} ;; esac
 }
 
 # Makes `options` those of a new run in `run_dir`, or of the one that is there, whose config is known.

@@ -8,7 +8,7 @@
 # hosts, and for machines with several sockets. Signals, logs and exit status: launch/ranks.sh.
 
 case $1 in
-  '' | *[!0-9]* | 0) echo "usage: $0 N [sweep] --config C [options]" >&2 && exit 2 ;;
+  '' | *[!0-9]* | 0* | ?????*) echo "usage: $0 N [sweep] --config C [options]" >&2 && exit 2 ;;
 esac
 processes=$1
 shift

@@ -269,6 +269,23 @@ def test_ranks_resume_a_run_that_is_there(ranks):
     assert eval(out)["options"] == ["--resume", "r", "--seed=1"]
 
 
+def test_a_run_directory_at_home_is_the_one_that_the_trainer_means(ranks, tmp_path):
+    """No shell has said what ``~`` is in ``--run_dir=~/r``."""
+    home, given = {"HOME": str(tmp_path / "home")}, ["a", "--", "--config", "c.py", "--run_dir=~/r"]
+    told = eval(ranks.run(*given, **home).out)["options"]
+    assert told == ["--config", "c.py", "--run_dir", f"{home['HOME']}/r"]
+    (tmp_path / "home" / "r" / "config.json").touch()
+    assert eval(ranks.run(*given, **home).out)["options"] == ["--resume", f"{home['HOME']}/r"]
+    assert list(ranks.folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", ["", "two", "0", "08", "-1", "99999999999999999999"])
+def test_local_processes_are_a_small_whole_number(ranks, number):
+    done = launch(ranks, LAUNCH / "local.sh", number, "--config=c.py")
+    told = f"usage: {LAUNCH / 'local.sh'} N [sweep] --config C [options]\n"
+    assert (done.status, done.err) == (MISTAKE, told)
+
+
 def test_ranks_of_a_sweep_run_its_command(ranks, tmp_path):
     (tmp_path / "program" / "jaxrl_scale" / "sweep.py").write_text(STAND_IN)
     (tmp_path / "program" / "jaxrl_scale" / "train.py").unlink()
