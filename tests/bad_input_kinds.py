@@ -761,6 +761,9 @@ def variables() -> Iterator[Kind]:
         of("OMPI_COMM_WORLD_RANK", OMPI_COMM_WORLD_SIZE="2"),
         of("OMPI_COMM_WORLD_SIZE=x", OMPI_COMM_WORLD_SIZE="x", OMPI_COMM_WORLD_RANK="0"),
         of("where rank 0 is", OMPI_COMM_WORLD_SIZE="2", OMPI_COMM_WORLD_RANK="0"),
+        of("MPLBACKEND=nonsense", True, MPLBACKEND="nonsense")._replace(
+            command="report", argv=("run",), run="run"
+        ),
     )
 
 

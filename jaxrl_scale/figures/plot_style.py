@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import functools
 import io
+import os
 from typing import TYPE_CHECKING
+
+from jaxrl_scale.errors import RunError
+from jaxrl_scale.options import shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,7 +29,11 @@ def new_figure(width: float, height: float) -> Figure:
 
 @functools.cache
 def _figure_class() -> type[Figure]:
-    from matplotlib.figure import Figure
+    try:
+        from matplotlib.figure import Figure
+    except ValueError as error:  # it reads this variable, maybe of another program's, when imported
+        backend = shortened(os.environ.get("MPLBACKEND", ""))
+        raise RunError(f"MPLBACKEND={backend} is no backend of matplotlib; unset it") from error
 
     class Shown(Figure):
         """matplotlib's own figures are shown only if pyplot has been imported."""
