@@ -216,10 +216,10 @@ def scaled(config: Any, growth: Fraction) -> Any:
     )
 
 
-def _hosts() -> Any:
+def _peers() -> Any:
     from jaxrl_scale.config import Launch
     from jaxrl_scale.parallel.cluster import find
-    from jaxrl_scale.parallel.hosts import join
+    from jaxrl_scale.parallel.peers import join
 
     return join(find(Launch(), os.environ), Launch())
 
@@ -230,29 +230,29 @@ def _runner(file: str, growth: Fraction, devices: int = 1) -> tuple[Any, Any]:
     from jaxrl_scale.loop.runner import Runner
     from jaxrl_scale.parallel import backend
 
-    config, hosts = scaled(files.read_file(Path(file)), growth).replace(devices=devices), _hosts()
+    config, peers = scaled(files.read_file(Path(file)), growth).replace(devices=devices), _peers()
     env = envs.make(config.env, **config.env_kwargs)
-    return Runner(config, env, backend.initialize(config, hosts)), hosts
+    return Runner(config, env, backend.initialize(config, peers)), peers
 
 
 def iteration(file: str, growth: Fraction, seconds: float = 4.0) -> list[float]:
     """Seconds of iterations, one after the other, on all processes of the run."""
     from jaxrl_scale.loop.prepare import compile_in_turn
 
-    runner, hosts = _runner(file, growth)
-    compile_in_turn(runner, hosts, bool(runner.config.compilation_cache), fresh=True)
+    runner, peers = _runner(file, growth)
+    compile_in_turn(runner, peers, bool(runner.config.compilation_cache), fresh=True)
     state, _ = runner.step(runner.init())
     state, _ = runner.step(state)
     once = -time.perf_counter()
     state, _ = runner.step(state)
     once += time.perf_counter()
-    number = hosts.gather("iterations", max(8, int(seconds / once)))[0]
+    number = peers.gather("iterations", max(8, int(seconds / once)))[0]
     times = []
     for _ in range(number):
         began = time.perf_counter()
         state, _ = runner.step(state)
         times.append(time.perf_counter() - began)
-    hosts.close()
+    peers.close()
     return times
 
 
@@ -264,9 +264,9 @@ def sums(repeats: int = 40, window: float = 0.02) -> dict[str, list[list[float]]
     from jaxrl_scale.config import Config
     from jaxrl_scale.parallel import backend, sums
 
-    hosts = _hosts()
-    n = hosts.num_processes
-    placement = backend.initialize(Config(devices=1, num_shards=n, num_envs=n), hosts)
+    peers = _peers()
+    n = peers.num_processes
+    placement = backend.initialize(Config(devices=1, num_shards=n, num_envs=n), peers)
     pool, axis = placement.pool(), sums.AXIS
     ways = {
         "sum": lambda x: pool.sum(x[None]) / n,
@@ -290,9 +290,9 @@ def sums(repeats: int = 40, window: float = 0.02) -> dict[str, list[list[float]]
 
             seconds(4)
             calls = int(window / seconds(8))
-            calls = hosts.gather(f"{name} {size}", max(4, min(400, calls)))[0]
+            calls = peers.gather(f"{name} {size}", max(4, min(400, calls)))[0]
             times[name].append([seconds(calls) for _ in range(repeats)])
-    hosts.close()
+    peers.close()
     return times
 
 

@@ -44,7 +44,7 @@ from jaxrl_scale.figures.plot_style import COLORS, LINES
 from jaxrl_scale.figures.report_plots import Drawn
 from jaxrl_scale.loop import origin
 from jaxrl_scale.loop.make import check_fit
-from jaxrl_scale.parallel.hosts import Hosts
+from jaxrl_scale.parallel.peers import Peers
 from jaxrl_scale.records import past_run, statistics
 from jaxrl_scale.records.past_run import PastRun, finished, last_error
 from jaxrl_scale.records.rows import read_rows
@@ -82,7 +82,7 @@ def plan(args: argparse.Namespace, options: Sequence[str]) -> list[Task]:
         if k == 0:
             spec = check_fit(wanted)
             if not holds_run(task.run):  # else it has its first policy
-                origin.find(wanted, spec, None, None, Hosts())
+                origin.find(wanted, spec, None, None, Peers())
         _check_begun(task.run, wanted)
         tasks.append(task)
     folders = [task.run for task in tasks]

@@ -37,7 +37,7 @@ from jaxrl_scale.loop.stop import StopRequest
 from jaxrl_scale.options import INT32_MAX, largest_divisor
 from jaxrl_scale.parallel import backend
 from jaxrl_scale.parallel.cluster import find
-from jaxrl_scale.parallel.hosts import Hosts, join
+from jaxrl_scale.parallel.peers import Peers, join
 from jaxrl_scale.records.checkpoint import is_shared
 from jaxrl_scale.records.past_run import finished
 from jaxrl_scale.records.progress import Clock
@@ -53,7 +53,7 @@ from jaxrl_scale.train import Stretch, settings_told, train_among
 
 
 def train_chunk(
-    hosts: Hosts,
+    peers: Peers,
     stop: StopRequest,
     folder: Path,
     chunk: Chunk,
@@ -71,8 +71,8 @@ def train_chunk(
     order = Order(chunk, start and start.of(chunk), holds_run(path))
     if not (order.resume or start):
         sweep_file.check_origin(folder, chunk.config)
-    if agreed := orders.agreed(hosts, stop, order):
-        _obey(hosts, stop, folder, agreed)
+    if agreed := orders.agreed(peers, stop, order):
+        _obey(peers, stop, folder, agreed)
     if not finished(path, chunk.until):
         print("the sweep has stopped; the same command goes on with it")
         return False
@@ -80,7 +80,7 @@ def train_chunk(
 
 
 def train_all(
-    hosts: Hosts,
+    peers: Peers,
     stop: StopRequest,
     folder: Path,
     several: Sequence[Chunk],
@@ -88,22 +88,22 @@ def train_all(
 ) -> bool:
     """Of process 0: train chunk after chunk; False where a signal stopped one, which is saved."""
     return all(
-        train_chunk(hosts, stop, folder, chunk, f"{k}/{len(several)}", start)
+        train_chunk(peers, stop, folder, chunk, f"{k}/{len(several)}", start)
         for k, chunk in enumerate(several, 1)
     )
 
 
-def follow(hosts: Hosts, folder: Path) -> int:
+def follow(peers: Peers, folder: Path) -> int:
     """Of the processes beside process 0: train what it says, until it says with which status they
     end."""
-    with StopRequest(hosts) as stop:
-        while (order := orders.agreed(hosts, stop)) is None or order.chunk:
+    with StopRequest(peers) as stop:
+        while (order := orders.agreed(peers, stop)) is None or order.chunk:
             if order:
-                _obey(hosts, stop, folder, order)
+                _obey(peers, stop, folder, order)
         return order.status
 
 
-def _obey(hosts: Hosts, stop: StopRequest, folder: Path, order: Order) -> None:
+def _obey(peers: Peers, stop: StopRequest, folder: Path, order: Order) -> None:
     """Train a chunk, in all processes."""
     assert order.chunk
     path = folder / order.chunk.name
@@ -112,9 +112,9 @@ def _obey(hosts: Hosts, stop: StopRequest, folder: Path, order: Order) -> None:
     called = files.read_config(path / "config.json").run_dir if resume else str(path)
     config = checked(order.chunk.config.replace(run_dir=called), resume)
     with programs_forgotten():
-        start = orders.carried_over(order, folder, hosts)
+        start = orders.carried_over(order, folder, peers)
         train_among(
-            hosts,
+            peers,
             config,
             Clock(time.time(), config.target_return, seconds_compiling),
             order.chunk.name,
@@ -251,28 +251,28 @@ def _command(argv: list[str]) -> int:
             f"{processes} processes do not divide num_shards={shards}; "
             f"try {how_many(largest_divisor(shards, processes), 'process', 'processes')}"
         )
-    hosts = join(cluster, launch)
-    with hosts.end_together(), jax_settings_restored():
-        if hosts.leader and (told := settings_told(rest)):
+    peers = join(cluster, launch)
+    with peers.end_together(), jax_settings_restored():
+        if peers.leader and (told := settings_told(rest)):
             print(told)
         given = {**vars(args), **{each.option: each for each in search.ranges}}
-        hosts.check_alike(
+        peers.check_alike(
             prepare.settings(search.base, None) | {k: str(x) for k, x in given.items()}
         )
-        if hosts.several or args.perturb_every:
-            backend.initialize(search.base, hosts)
+        if peers.several or args.perturb_every:
+            backend.initialize(search.base, peers)
         _check_copies(search.base, args.perturb_every)
-        parts = _begin(search, args.task) if hosts.leader else []
-        if not is_shared(args.run_dir, hosts):
+        parts = _begin(search, args.task) if peers.leader else []
+        if not is_shared(args.run_dir, peers):
             raise RunError(
                 f"{short(args.run_dir)} is not one folder for all processes, as that of a sweep "
                 "has to be; choose a --run_dir that all of them see"
             )
-        if hosts.leader:
-            status = _lead(search, parts, hosts, args.task)
+        if peers.leader:
+            status = _lead(search, parts, peers, args.task)
         else:
-            status = follow(hosts, args.run_dir)
-        hosts.close()
+            status = follow(peers, args.run_dir)
+        peers.close()
     return status
 
 
@@ -342,7 +342,7 @@ def _begin(search: Search, task: int | None) -> list[list[int]]:
     return with_task(sweep_file.begin(search.folder, search.to_json(), divided, begins_from))
 
 
-def _lead(search: Search, parts: list[list[int]], hosts: Hosts, task: int | None) -> int:
+def _lead(search: Search, parts: list[list[int]], peers: Peers, task: int | None) -> int:
     """What process 0 does: it decides what all train, and writes what came of it. Returns the exit
     status of all.
 
@@ -351,17 +351,17 @@ def _lead(search: Search, parts: list[list[int]], hosts: Hosts, task: int | None
       task: the chunk that is all there is to train; None: the whole sweep.
     """
     folder, found = search.folder, None
-    with StopRequest(hosts) as stop:
+    with StopRequest(peers) as stop:
         if task is None:
-            found = stages.train(search, parts, partial(train_all, hosts, stop, folder))
+            found = stages.train(search, parts, partial(train_all, peers, stop, folder))
             done = found is not None
         else:
             chunk = search.plan.chunks(0, parts)[task]
-            done = train_chunk(hosts, stop, folder, chunk, f"chunk {task} of {len(parts)}")
+            done = train_chunk(peers, stop, folder, chunk, f"chunk {task} of {len(parts)}")
     if found:
         conclusion.write(folder, search.base, search.ranges, found, search.perturb_every)
     status = FINISHED if done else STOPPED
-    orders.agreed(hosts, stop, Order(status=status))
+    orders.agreed(peers, stop, Order(status=status))
     return status
 
 

@@ -37,8 +37,8 @@ from jaxrl_scale.loop.stop import StopRequest
 from jaxrl_scale.options import given_path
 from jaxrl_scale.parallel import backend
 from jaxrl_scale.parallel.cluster import find
-from jaxrl_scale.parallel.hosts import Hosts, join
 from jaxrl_scale.parallel.machine import process_start
+from jaxrl_scale.parallel.peers import Peers, join
 from jaxrl_scale.records import notebook, past_run, pieces, provenance, run_directory
 from jaxrl_scale.records.checkpoint import Checkpoints
 from jaxrl_scale.records.log import STATUSES, Log
@@ -149,16 +149,16 @@ def _train(
     if on_row is not None and not callable(on_row):
         raise RunError(f"on_row={on_row!r} should be a function that takes a row of metrics")
     clock = Clock(process_start or time.time(), config.target_return, seconds_compiling)
-    hosts = join(find(launch, os.environ), launch)
-    with hosts.end_together(), jax_settings_restored(), programs_forgotten():
-        hosts.check_alike(settings(config, resume))
-        run = train_among(hosts, config, clock, name, resume, on_row=on_row)
-        hosts.close()
+    peers = join(find(launch, os.environ), launch)
+    with peers.end_together(), jax_settings_restored(), programs_forgotten():
+        peers.check_alike(settings(config, resume))
+        run = train_among(peers, config, clock, name, resume, on_row=on_row)
+        peers.close()
         return run
 
 
 def train_among(
-    hosts: Hosts,
+    peers: Peers,
     config: Config,
     clock: Clock,
     name: str = "run",
@@ -176,32 +176,32 @@ def train_among(
       agents: seeds and options of the agents, where they differ in more than consecutive seeds.
         They are no part of the config, so that whoever resumes the run has to give them again.
     """
-    if run := _finished(config, resume, hosts):
+    if run := _finished(config, resume, peers):
         return run
-    placement = backend.initialize(config, hosts)  # before the environment runs
+    placement = backend.initialize(config, peers)  # before the environment runs
     # The next run of a sweep means the same folder, wherever this one's environment has gone.
     with backend.settings_of(config), chdir("."):
         env = envs.make(config.env, **config.env_kwargs)
         begun = Origin(agents, {})
         if stretch.start is None:
-            begun = origin.find(config, env.spec, agents, resume, hosts)
+            begun = origin.find(config, env.spec, agents, resume, peers)
         runner = make_runner(config, env, placement, begun.agents)
         told = [
-            backend.fewer_devices(config, hosts),
-            other_processors(hosts, config.portable),
+            backend.fewer_devices(config, peers),
+            other_processors(peers, config.portable),
             torsos.without_effect(config, env.spec),
             torsos.axes_told(config, env.spec),
         ]
-        if hosts.leader and any(told):
+        if peers.leader and any(told):
             print(*filter(None, told), sep="\n")
         runner.check_memory()
-        return loop(config, runner, hosts, clock, name, resume, stretch, on_row, begun)
+        return loop(config, runner, peers, clock, name, resume, stretch, on_row, begun)
 
 
 def loop(
     config: Config,
     runner: protocol.Runner,
-    hosts: Hosts,
+    peers: Peers,
     clock: Clock,
     name: str = "run",
     resume: str | Path | None = None,
@@ -217,18 +217,18 @@ def loop(
     start, until, heard_by, advice = stretch
     last = min(until or config.num_iterations, config.num_iterations)
     with (
-        nullcontext(heard_by) if heard_by else StopRequest(hosts) as stop,
+        nullcontext(heard_by) if heard_by else StopRequest(peers) as stop,
         closing(runner),
-        run_directory.entered(config, name, resume, hosts) as directory,
+        run_directory.entered(config, name, resume, peers) as directory,
         compiled_meanwhile(
-            runner, hosts, backend.keeps_programs(), fresh=not resume and start is None
+            runner, peers, backend.keeps_programs(), fresh=not resume and start is None
         ) as wait_for_compiler,
-        Log(config, directory, hosts, clock, advice, on_row) as log,
+        Log(config, directory, peers, clock, advice, on_row) as log,
         closing(
             Checkpoints(
                 directory.checkpoints,
                 config.keep_checkpoints,
-                hosts,
+                peers,
                 runner.parts(),
                 runner.digests,
             )
@@ -251,7 +251,7 @@ def loop(
         state = runner.init() if saved is None else runner.place(saved, log.say)
 
         iteration, state, stopping = _iterate(
-            config, runner, hosts, clock, stop, log, checkpoints, iteration, last, state
+            config, runner, peers, clock, stop, log, checkpoints, iteration, last, state
         )
         if log.all_failed:
             status = "failed"
@@ -271,7 +271,7 @@ def loop(
         digest = None if status == "failed" else checkpoints.digest
         summary = log.finish(status, runner.memory(), digest, stopped_by=by)
         # No process leaves before all have ended well. Only process 0 has the whole summary.
-        all_told = hosts.gather("summary", [run_directory.plain(summary), stop.requested])
+        all_told = peers.gather("summary", [run_directory.plain(summary), stop.requested])
         summary = all_told[0][0]
         signal = next((name for _, name in all_told if name), "")
     return Run(directory.path, config, summary, STATUSES[summary["status"]], signal)
@@ -280,7 +280,7 @@ def loop(
 def _iterate(
     config: Config,
     runner: protocol.Runner,
-    hosts: Hosts,
+    peers: Peers,
     clock: Clock,
     stop: StopRequest,
     log: Log,
@@ -314,7 +314,7 @@ def _iterate(
         if due(config.eval_every) and not log.all_failed:
             log.evaluated(runner.evaluate(state))
             # Here those that do not play wait. A collective would give up after half an hour.
-            hosts.barrier("evaluated")
+            peers.barrier("evaluated")
         if due(config.log_every) or due(config.eval_every) or log.all_failed:
             log.write(runner.memory(), ended)
 
@@ -371,16 +371,16 @@ def _tell_start(
     log.start(runner.describe(), facts, resumed, [*warnings, *changed])
 
 
-def _finished(config: Config, resume: str | Path | None, hosts: Hosts) -> Run | None:
+def _finished(config: Config, resume: str | Path | None, peers: Peers) -> Run | None:
     """The run to resume, where nothing is left to do."""
     if resume is None:
         return None
     path = Path(resume).absolute()
-    found = past_run.read_summary(path, config.num_seeds) if hosts.leader else None
-    summary = hosts.gather("summary of a finished run", found)[0]
+    found = past_run.read_summary(path, config.num_seeds) if peers.leader else None
+    summary = peers.gather("summary of a finished run", found)[0]
     if not summary or summary["status"] != "done" or summary["iterations"] < config.num_iterations:
         return None
-    if hosts.leader:
+    if peers.leader:
         print(f"{run_directory.short(path)} has finished: nothing is left to do, nothing changes")
     return Run(path, files.read_config(path / "config.json"), summary, FINISHED)
 
@@ -405,7 +405,7 @@ def _command(argv: list[str]) -> int:
     if dry_run:
         if not resume:  # a run that has begun had its environment and its first policy
             with redirect_stdout(sys.stderr):  # what the user's code prints is not in the file
-                origin.find(config, check_fit(config), None, None, Hosts())
+                origin.find(config, check_fit(config), None, None, Peers())
         text = f"What a run of {name!r} would train with." + (f"\n\n{told}" if told else "")
         print(files.to_python(config, text), end="")
         return 0

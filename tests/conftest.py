@@ -26,11 +26,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background
 
 
 LONGEST = (
-    *("hosts", "algorithms", "search", "launch", "invariance", "host_runner", "train"),
+    *("peers", "algorithms", "search", "launch", "invariance", "host_runner", "train"),
     *("threads", "scaling", "recurrent", "lunar_lander", "canaries"),
 )
 """Modules that take long. They begin first, so that no worker of pytest-xdist ends with one while
-the others have nothing to do. hosts, launch and train mostly wait for processes, so one of them at
+the others have nothing to do. peers, launch and train mostly wait for processes, so one of them at
 a time is beside two that compile. `pytest_terminal_summary` shows how long they take."""
 
 

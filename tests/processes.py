@@ -25,8 +25,8 @@ from jaxrl_scale import envs
 from jaxrl_scale.config import files
 from jaxrl_scale.loop.make import make_runner
 from jaxrl_scale.parallel.backend import place
-from jaxrl_scale.parallel.hosts import Hosts
 from jaxrl_scale.parallel.machine import free_port
+from jaxrl_scale.parallel.peers import Peers
 from jaxrl_scale.records import array_folder, checkpoint
 from jaxrl_scale.records import rows as records
 
@@ -277,7 +277,7 @@ def state(run_dir: Path, iteration: int | None = None) -> tuple[int, dict[str, n
     iteration = iteration or max(checkpoints(run_dir))
     target = _abstract_state((run_dir / "config.json").read_text())
     path = run_dir / "checkpoints" / str(iteration)
-    found, _ = checkpoint._read(Hosts(), target, None, path)
+    found, _ = checkpoint._read(Peers(), target, None, path)
     leaves = jax.tree_util.tree_leaves_with_path(found)
     return iteration, {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
 

@@ -16,7 +16,7 @@ from jaxrl_scale.config import Config
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.loop import prepare
 from jaxrl_scale.parallel import backend, placement
-from jaxrl_scale.parallel.hosts import Hosts
+from jaxrl_scale.parallel.peers import Peers
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -169,9 +169,9 @@ def test_processes_that_divide_the_agents_alone_hold_whole_agents():
 
 def test_a_run_says_that_jax_had_started_with_fewer_devices_than_it_could_use(monkeypatch):
     monkeypatch.setattr(backend, "visible_cores", lambda: range(99))  # the tests have eight devices
-    assert backend.fewer_devices(Config(num_shards=8), Hosts()) is None
-    assert backend.fewer_devices(Config(num_shards=16, devices=8), Hosts()) is None
-    assert backend.fewer_devices(Config(num_shards=16), Hosts()) == (
+    assert backend.fewer_devices(Config(num_shards=8), Peers()) is None
+    assert backend.fewer_devices(Config(num_shards=16, devices=8), Peers()) is None
+    assert backend.fewer_devices(Config(num_shards=16), Peers()) == (
         "JAX has started in this process before, with 8 CPU devices; train before anything else "
         "uses JAX, and this run has 99 (its result is the same)"
     )

@@ -764,7 +764,7 @@ def test_a_folder_below_a_file_is_an_error_at_the_start(tmp_path):
 
 
 class Link:
-    """`Hosts` for processes that are threads of this one."""
+    """`Peers` for processes that are threads of this one."""
 
     def __init__(self, process_id: int, meeting: "Meeting"):
         self.process_id, self.num_processes = process_id, meeting.number
@@ -972,7 +972,7 @@ def test_parts_that_do_not_name_every_leaf_of_the_state_are_refused(tmp_path):
 
 @pytest.mark.parametrize("what", ["write", "delete"])
 def test_processes_that_do_the_same_at_once_do_not_disturb_each_other(tmp_path, what):
-    """As those of one host do where the hosts do not share the directory."""
+    """As those of one machine do where the machines do not share the directory."""
     ready = threading.Barrier(4)
 
     def at_once(_):

@@ -32,7 +32,7 @@ from jaxrl_scale.loop.keys import COLLECT, EVALUATE, host_seeds
 from jaxrl_scale.loop.make import make_runner
 from jaxrl_scale.loop.prepare import jax_settings_restored
 from jaxrl_scale.parallel import backend
-from jaxrl_scale.parallel.hosts import Hosts
+from jaxrl_scale.parallel.peers import Peers
 from jaxrl_scale.records.progress import Clock
 from jaxrl_scale.train import loop
 from jaxrl_scale.types import HostStep
@@ -572,7 +572,7 @@ def test_after_a_run_the_folder_is_the_one_before_it(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "loop", lambda *_: os.chdir(tmp_path))  # as an environment may
     config = CONFIG.replace(env="host_cartpole:HostCartPole", env_kwargs={})
     with jax_settings_restored():
-        module.train_among(Hosts(), config, Clock(0.0))
+        module.train_among(Peers(), config, Clock(0.0))
     assert os.getcwd() == here
 
 
@@ -582,7 +582,7 @@ def test_an_environment_that_breaks_ends_the_run_in_one_line_and_closes_all(tmp_
     runner = make_runner(config, HostCartPole(breaks_at=12), placement)
     before = Poles.alive
     with pytest.raises(RunError, match=r"'HostCartPole'.*: RuntimeError: a pole broke$"):
-        loop(config, runner, Hosts(), Clock(0.0))
+        loop(config, runner, Peers(), Clock(0.0))
     assert Poles.alive == before
 
 

@@ -53,7 +53,7 @@ SLOW = ("lunar lander", "acrobot", "pendulum, SAC")
 test_lunar_lander.py, SAC with products of this size in test_algorithms.py."""
 
 DEVICES = [(name, 8) for name in CONFIGS] + [("cartpole", 2), ("cartpole", 4)]
-"""Eight: one for each shard. Four are among those that train in test_hosts.py and test_train.py."""
+"""Eight: one for each shard. Four are among those that train in test_peers.py and test_train.py."""
 
 PIXELS = small(
     {"minibatch_size": 32, "epochs": 1},

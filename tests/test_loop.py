@@ -33,8 +33,8 @@ from jaxrl_scale.errors import (
 from jaxrl_scale.loop import programs
 from jaxrl_scale.loop.make import make_runner
 from jaxrl_scale.parallel import backend
-from jaxrl_scale.parallel.hosts import Hosts
 from jaxrl_scale.parallel.machine import Memory
+from jaxrl_scale.parallel.peers import Peers
 from jaxrl_scale.parallel.placement import Placement
 from jaxrl_scale.records import array_folder, log, notebook, progress
 from jaxrl_scale.records.checkpoint import Checkpoints, restore_some
@@ -126,7 +126,7 @@ def test_a_signal_while_a_run_is_being_closed_does_not_end_the_process(tmp_path)
     told, config = [], config_of(tmp_path / "run")
     before = signal.signal(signal.SIGTERM, lambda *_: told.append("the handler before"))
     try:
-        run = loop(config, Stopped(config), Hosts(), Clock(0.0), "counting")
+        run = loop(config, Stopped(config), Peers(), Clock(0.0), "counting")
     finally:
         signal.signal(signal.SIGTERM, before)
     assert (run.exit_status, run.signal, told) == (0, "", [])
@@ -142,7 +142,7 @@ def config_of(path, **changes):
 def run_of(config, *, resume=None, **how):
     """A run of the counter from its beginning, or from where it stopped."""
     runner = Counter(config, **how)
-    return loop(config, runner, Hosts(), Clock(0.0), "counting", resume), runner
+    return loop(config, runner, Peers(), Clock(0.0), "counting", resume), runner
 
 
 def saved(run):
@@ -223,7 +223,7 @@ def test_the_log_is_told_of_a_call_during_the_next_one_or_before_a_checkpoint(tm
             return super().steps(state, count, stop, watched)
 
     config = config_of(tmp_path / "run", iterations=5, log_every=1, checkpoint_every=3)
-    loop(config, Watched(config), Hosts(), Clock(0.0), "counting", on_row=rows.append)
+    loop(config, Watched(config), Peers(), Clock(0.0), "counting", on_row=rows.append)
     assert told == [(0, 0), (0, 1), (1, 2), (3, 3), (3, 4)]
     assert [row["iteration"] for row in rows] == [1, 2, 3, 4, 5]
 
@@ -238,7 +238,7 @@ def test_a_row_has_the_time_at_which_its_call_ended(tmp_path):
             return super().steps(*arguments)
 
     config = config_of(tmp_path / "run", iterations=6, log_every=1, checkpoint_every=2)
-    run = loop(config, Late(config), Hosts(), Clock(0.0), "counting")
+    run = loop(config, Late(config), Peers(), Clock(0.0), "counting")
     assert all(row["steps_per_second"] <= 40 / 0.05 for row in run.metrics)
 
 
@@ -307,15 +307,15 @@ def test_every_evaluation_is_in_the_rows_whatever_log_every_is(tmp_path):
 
 def test_no_process_goes_on_to_the_next_collective_before_all_have_evaluated(tmp_path):
     """An evaluation of process 0 alone may take longer than a collective waits."""
-    hosts, met = Hosts(), []
+    peers, met = Peers(), []
     config = config_of(tmp_path / "run", eval_every=4)
     runner = Counter(config)
 
     def barrier(name, thread="main"):
         met.append((name, len(runner.played), len(runner.calls)))
 
-    hosts.barrier = barrier
-    loop(config, runner, hosts, Clock(0.0))
+    peers.barrier = barrier
+    loop(config, runner, peers, Clock(0.0))
     evaluated = [counts for name, *counts in met if name == "evaluated"]
     assert evaluated == [[1, 4], [2, 8], [3, 10]]
 

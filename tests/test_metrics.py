@@ -27,7 +27,7 @@ import pytest
 
 from jaxrl_scale.config import Config
 from jaxrl_scale.errors import RunError
-from jaxrl_scale.parallel.hosts import Hosts
+from jaxrl_scale.parallel.peers import Peers
 from jaxrl_scale.records import provenance, row_writer, run_directory, terminal, wandb_log
 from jaxrl_scale.records import rows as records
 from jaxrl_scale.search import results, wandb_group
@@ -166,7 +166,7 @@ def test_a_run_that_cannot_write_its_config_leaves_no_lock(tmp_path, monkeypatch
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    entered = run_directory.entered(QUIET.replace(run_dir=str(tmp_path)), "a", None, Hosts())
+    entered = run_directory.entered(QUIET.replace(run_dir=str(tmp_path)), "a", None, Peers())
     with monkeypatch.context() as patched:
         patched.setattr(run_directory, "write_atomically", full)
         with pytest.raises(RunError, match="No space left"):
@@ -303,12 +303,12 @@ def test_numbers_that_json_does_not_know_are_null():
 
 def test_a_run_directory_has_a_name_in_utf_8_and_may_begin_with_a_tilde(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    with run_directory.entered(Config(run_dir="~/run"), "run", None, Hosts()) as run:
+    with run_directory.entered(Config(run_dir="~/run"), "run", None, Peers()) as run:
         assert run.path == tmp_path / "run"
     named = Config(run_dir=str(tmp_path / "\udcff"))
     with (
         pytest.raises(RunError, match="is no UTF-8 text; choose another --run_dir"),
-        run_directory.entered(named, "run", None, Hosts()),
+        run_directory.entered(named, "run", None, Peers()),
     ):
         pass
 
@@ -323,7 +323,7 @@ def test_runs_that_begin_in_the_same_second_have_directories_of_their_own(tmp_pa
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(run_directory.time, "strftime", lambda _: "now")
     for name in ("run-now", "run-now-2", "run-now-3"):
-        with run_directory.entered(Config(), "run", None, Hosts()) as run:
+        with run_directory.entered(Config(), "run", None, Peers()) as run:
             assert run.path == tmp_path / "runs" / name
 
 

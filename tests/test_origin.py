@@ -20,7 +20,7 @@ from jaxrl_scale.loop.make import make_runner
 from jaxrl_scale.loop.state import Agents
 from jaxrl_scale.loop.stop import StopRequest
 from jaxrl_scale.parallel import backend
-from jaxrl_scale.parallel.hosts import Hosts
+from jaxrl_scale.parallel.peers import Peers
 
 
 def config_of(name="ppo", **changes):
@@ -31,7 +31,7 @@ def config_of(name="ppo", **changes):
 def found(config, other, agents=None, resume=None):
     spec = envs.make(config.env, **config.env_kwargs).spec
     config = config.replace(init_from=str(other))
-    return origin.find(config, spec, agents, resume, Hosts())
+    return origin.find(config, spec, agents, resume, Peers())
 
 
 def beginning(config, agents=None):
@@ -152,7 +152,7 @@ def test_the_agents_of_a_sweep_begin_from_one_policy(runs, tmp_path, monkeypatch
 
     trained = []
     monkeypatch.setattr(sweep, "_obey", lambda *_: trained.append(1))
-    train = functools.partial(sweep.train_chunk, Hosts(), StopRequest(), tmp_path / "sweep", chunk)
+    train = functools.partial(sweep.train_chunk, Peers(), StopRequest(), tmp_path / "sweep", chunk)
     train("1/1")
     later = {"iteration": 5, "digest": "of a later policy"}
     monkeypatch.setattr(origin, "policy", lambda _: later)

@@ -30,8 +30,8 @@ from jaxrl_scale.loop import prepare
 from jaxrl_scale.loop.make import make_runner
 from jaxrl_scale.loop.stop import StopRequest
 from jaxrl_scale.parallel import backend
-from jaxrl_scale.parallel.hosts import Hosts
 from jaxrl_scale.parallel.machine import free_port
+from jaxrl_scale.parallel.peers import Peers
 from jaxrl_scale.records.checkpoint import restore
 from jaxrl_scale.records.run_directory import write_json
 from jaxrl_scale.search import (
@@ -321,7 +321,7 @@ def test_an_order_is_the_same_in_all_processes_and_none_after_a_signal():
     order = Order(chunks[1], plan.Start(chunks).of(chunks[1]), True)
     assert order.start == plan.Start(chunks[1:], [(1, 5), (1, 6)])
     stop = StopRequest()
-    told = orders.agreed(Hosts(), stop, order)
+    told = orders.agreed(Peers(), stop, order)
     assert told.start.parents == order.start.parents
     for ours, theirs in ((told.chunk, chunks[1]), (told.start.chunks[0], chunks[1])):
         assert dataclasses.replace(ours, agents=None) == dataclasses.replace(theirs, agents=None)
@@ -330,18 +330,18 @@ def test_an_order_is_the_same_in_all_processes_and_none_after_a_signal():
             x.dtype for x in jax.tree.leaves(theirs.agents)
         ]
     stop.requested = "SIGTERM"
-    assert orders.agreed(Hosts(), stop, order) is None
-    assert orders.agreed(Hosts(), stop, Order(status=75)) == Order(status=75)
+    assert orders.agreed(Peers(), stop, order) is None
+    assert orders.agreed(Peers(), stop, Order(status=75)) == Order(status=75)
 
 
 def test_agents_go_on_from_where_their_parents_stopped_and_from_nowhere_else(monkeypatch, tmp_path):
     configs = plan.configs_of(Config(), [{"algo.gamma": 0.9}])
     before, after = (plan.chunk_of(f"chunk{k}", configs, [0], range(1), k) for k in (3, 6))
     monkeypatch.setattr(orders, "abstract_state", lambda config: None)
-    monkeypatch.setattr(orders, "restore", lambda *_, hosts: (2, None, {}))
+    monkeypatch.setattr(orders, "restore", lambda *_, peers: (2, None, {}))
     order = Order(after, plan.Start([before], before.named()))
     with pytest.raises(RunError, match="chunk3/checkpoints has no checkpoint 3"):
-        orders.carried_over(order, tmp_path, Hosts())
+        orders.carried_over(order, tmp_path, Peers())
 
 
 @pytest.mark.parametrize(
@@ -1140,11 +1140,11 @@ def test_mistakes_are_told_in_one_line(monkeypatch, capsys, tmp_path, changes, s
 def test_processes_compare_the_options_of_the_sweep_and_its_ranges_too(monkeypatch):
     heard: dict[str, str] = {}
 
-    def hear(hosts, settings):
+    def hear(peers, settings):
         heard.update(settings)
         raise RunError("enough")
 
-    monkeypatch.setattr(Hosts, "check_alike", hear)
+    monkeypatch.setattr(Peers, "check_alike", hear)
     # A grid takes any number of seeds, although they do not divide --agents.
     assert sweep.main(["--algo.gamma=0.9,1", "--draw=grid", "--seeds=3", "--seed=5"]) == 2
     assert (heard["seeds"], heard["draw"], heard["seed"]) == ("3", "grid", "5")
@@ -1233,9 +1233,9 @@ def test_a_sweep_goes_on_with_other_devices_and_under_another_name(tmp_path, mon
     write_json(folder / "sweep.json", told)
     config = files.to_json(chunk.config.replace(run_dir="before/chunk0"))
     write_json(folder / chunk.name / "config.json", config)
-    monkeypatch.setattr(sweep, "train_among", lambda hosts, config, *_: trained.append(config))
+    monkeypatch.setattr(sweep, "train_among", lambda peers, config, *_: trained.append(config))
     order = Order(begun("--devices=2", "--num_threads=3"), resume=True)
-    sweep._obey(Hosts(), StopRequest(), folder, order)
+    sweep._obey(Peers(), StopRequest(), folder, order)
     assert [(x.devices, x.num_threads) for x in trained] == [(2, 3)]
 
 

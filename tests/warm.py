@@ -34,7 +34,7 @@ a module that nobody has imported."""
 
 IMPORTED = (
     *("commands", "algos.ppo", "algos.a2c", "loop.agent", "loop.make", "loop.origin"),
-    *("loop.prepare", "loop.stop", "records.checkpoint", "records.log", "parallel.hosts"),
+    *("loop.prepare", "loop.stop", "records.checkpoint", "records.log", "parallel.peers"),
 )
 LATER = ("orbax.checkpoint", "tensorboardX", "rich.progress", "rich.live")
 """What a run imports while it goes on."""

@@ -21,7 +21,7 @@ from jaxrl_scale.learning.networks import Weights
 from jaxrl_scale.loop import state
 from jaxrl_scale.loop.state import Agents
 from jaxrl_scale.options import traced
-from jaxrl_scale.parallel.hosts import Hosts
+from jaxrl_scale.parallel.peers import Peers
 from jaxrl_scale.parallel.sums import local_pool
 from jaxrl_scale.records import checkpoint, digest, pieces, run_directory
 from jaxrl_scale.types import EnvSpec
@@ -47,7 +47,7 @@ class Origin(NamedTuple):
 
 
 def find(
-    config: Config, spec: EnvSpec, agents: Agents | None, resume: str | Path | None, hosts: Hosts
+    config: Config, spec: EnvSpec, agents: Agents | None, resume: str | Path | None, peers: Peers
 ) -> Origin:
     """The policies that the run's ``init_from`` names, if it begins and has none saved yet.
 
@@ -61,8 +61,8 @@ def find(
     """
     if config.init_from is None:
         return Origin(agents, {})
-    known = _known(resume) if hosts.leader else None
-    saved, before = hosts.gather("origin of the run", known)[0]
+    known = _known(resume) if peers.leader else None
+    saved, before = peers.gather("origin of the run", known)[0]
     if saved:
         return Origin(agents, {})
     path = Path(before["run_dir"] if before else config.init_from).expanduser().absolute()
@@ -74,7 +74,7 @@ def find(
             f"checkpoint is of iteration {record['iteration']}, that one was of "
             f"{before['iteration']}; start a new run"
         )
-    if len({*hosts.gather("digest of the origin", record["digest"])}) > 1:
+    if len({*peers.gather("digest of the origin", record["digest"])}) > 1:
         raise RunError(f"the processes of this run find different checkpoints in {path}")
     return Origin(agents._replace(weights=policies), record)
 

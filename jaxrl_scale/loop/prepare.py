@@ -18,8 +18,8 @@ from jaxrl_scale.config import Config, check, check_algo, command_line, files
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.loop.protocol import Runner
 from jaxrl_scale.parallel.backend import CACHE_FOLDER, CACHE_FROM, keep_programs
-from jaxrl_scale.parallel.hosts import Hosts
 from jaxrl_scale.parallel.machine import free_memory, processor_features
+from jaxrl_scale.parallel.peers import Peers
 from jaxrl_scale.records import provenance
 from jaxrl_scale.records.run_directory import as_stored
 from jaxrl_scale.types import PyTree
@@ -52,17 +52,17 @@ _VECTORS = ("amx", "asimd", "avx", "fma", "sse", "sve")
 """How the features of a processor begin on which XLA's choice of instructions depends."""
 
 
-def other_processors(hosts: Hosts, portable: bool) -> str | None:
+def other_processors(peers: Peers, portable: bool) -> str | None:
     """What the user is told where the processes are not compiled for alike."""
     features: set[str] = set()
     with suppress(OSError):
         features = {word for word in processor_features().split() if word.startswith(_VECTORS)}
     mine = [[] if portable else sorted(features), os.environ.get("XLA_FLAGS")]
-    all_of_them = hosts.gather("processor", mine)
+    all_of_them = peers.gather("processor", mine)
     for k, theirs in enumerate(all_of_them):
         if theirs != all_of_them[0]:
             return (
-                f"{hosts.name(k)} has another kind of processor or other XLA_FLAGS than process 0: "
+                f"{peers.name(k)} has another kind of processor or other XLA_FLAGS than process 0: "
                 "the run's bits depend on which process holds what (--portable, docs/exactness.md)"
             )
     return None
@@ -130,7 +130,7 @@ def programs_forgotten() -> Iterator[None]:
 
 @contextmanager
 def compiled_meanwhile(
-    runner: Runner, hosts: Hosts, cache_is_used: bool, fresh: bool
+    runner: Runner, peers: Peers, cache_is_used: bool, fresh: bool
 ) -> Iterator[Callable[[], None]]:
     """Compile in a thread while the block goes on; the block calls what it is given to wait.
 
@@ -139,17 +139,17 @@ def compiled_meanwhile(
       fresh: whether the run begins at the beginning.
     """
     with ThreadPoolExecutor(1, thread_name_prefix="compile") as thread:
-        yield thread.submit(compile_in_turn, runner, hosts, cache_is_used, fresh).result
+        yield thread.submit(compile_in_turn, runner, peers, cache_is_used, fresh).result
 
 
-def compile_in_turn(runner: Runner, hosts: Hosts, cache_is_used: bool, fresh: bool) -> None:
+def compile_in_turn(runner: Runner, peers: Peers, cache_is_used: bool, fresh: bool) -> None:
     """Compile. On one machine process 0 does it first, and the others then find its programs in
     the cache."""
-    in_turn = hosts.together and cache_is_used
-    if hosts.leader or not in_turn:
+    in_turn = peers.together and cache_is_used
+    if peers.leader or not in_turn:
         runner.compile(fresh)
-    hosts.barrier("process 0 has compiled", thread="compile")
-    if not hosts.leader and in_turn:
+    peers.barrier("process 0 has compiled", thread="compile")
+    if not peers.leader and in_turn:
         runner.compile(fresh)
     # Here the watch waits for slow compilers. A collective would give up.
-    hosts.barrier("compiled", thread="compile")
+    peers.barrier("compiled", thread="compile")

@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxrl_scale.errors import STOPPED
 from jaxrl_scale.interrupts import and_hangup, answered, in_main_thread
-from jaxrl_scale.parallel.hosts import Hosts
+from jaxrl_scale.parallel.peers import Peers
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
@@ -49,9 +49,9 @@ class StopRequest:
     SIGINT does not, whose second one interrupts: it may come from a notebook, which should live.
     """
 
-    def __init__(self, hosts: Hosts | None = None) -> None:
+    def __init__(self, peers: Peers | None = None) -> None:
         self.requested, self.after = "", "this iteration"
-        self._hosts = hosts or Hosts()
+        self._peers = peers or Peers()
         self._ended_by = ""  # as `requested`, also while Python runs no handler; no SIGINT
         self._told = False
         self._over = threading.Event()
@@ -59,7 +59,7 @@ class StopRequest:
     def agreed(self, heard: bool = False) -> bool:
         """Whether the loop has to stop now. A single process stops as soon as it is asked. Several
         have to stop at the same iteration: when the step has told all of them, ``heard``."""
-        return heard if self._hosts.several else bool(self.requested)
+        return heard if self._peers.several else bool(self.requested)
 
     def __enter__(self) -> StopRequest:
         self._before: dict[int, Any] = {}
@@ -82,7 +82,7 @@ class StopRequest:
     def _hear(self, number: int) -> None:
         if number in self._before and number != signal.SIGINT:
             self._ended_by = signal.Signals(number).name
-        if number == signal.SIGINT and self._hosts.leader and not self._told:
+        if number == signal.SIGINT and self._peers.leader and not self._told:
             self._told = True
             print(
                 f"Ctrl-C: the run stops after {self.after} and is saved; "
@@ -102,11 +102,11 @@ class StopRequest:
                 continue
             late = f"{wait[1]} has not come back for {times * PATIENCE / _LOOKS:g} s"
             if self._ended_by:
-                saved = f"what was saved stays saved{self._hosts.advice}"
-                self._hosts.fail(f"{late}, and {self._ended_by} came; {saved}", STOPPED)
+                saved = f"what was saved stays saved{self._peers.advice}"
+                self._peers.fail(f"{late}, and {self._ended_by} came; {saved}", STOPPED)
             if times >= patience:  # less and less often, as it may just be slow
                 ends = "a signal, or a second Ctrl-C, now ends the run without it"
-                self._hosts.say(f"{late}; {ends}")
+                self._peers.say(f"{late}; {ends}")
                 patience = 2 * times
 
     def __exit__(self, *error: Any) -> None:

@@ -23,7 +23,6 @@ from jaxrl_scale.config import Config, check_processes
 from jaxrl_scale.errors import RunError, how_many, one_line
 from jaxrl_scale.learning import products
 from jaxrl_scale.options import largest_divisor
-from jaxrl_scale.parallel.hosts import Hosts
 from jaxrl_scale.parallel.machine import (
     affinity,
     free_port,
@@ -34,6 +33,7 @@ from jaxrl_scale.parallel.machine import (
     visible_cores,
     visible_gpus,
 )
+from jaxrl_scale.parallel.peers import Peers
 from jaxrl_scale.parallel.placement import Placement
 from jaxrl_scale.types import Array
 
@@ -90,7 +90,7 @@ def _may_hold_others(folder: str) -> str:
     return ""
 
 
-def initialize(config: Config, hosts: Hosts | None = None) -> Placement:
+def initialize(config: Config, peers: Peers | None = None) -> Placement:
     """Set JAX up for this config, on all processes, and place the run on their devices.
 
     Must come before anything else touches a device; in a process where something did (a
@@ -106,7 +106,7 @@ def initialize(config: Config, hosts: Hosts | None = None) -> Placement:
         if os.path.exists(folder) and not os.path.isdir(folder):
             raise RunError(f"compilation_cache={folder} is a file; it should be a folder")
         if why := _may_hold_others(folder):
-            if hosts is None or hosts.leader:
+            if peers is None or peers.leader:
                 told = f"{why}, who could put other programs there: it is not used"
                 print(f"compilation_cache={folder} {told}", file=sys.stderr)
         else:
@@ -122,16 +122,16 @@ def initialize(config: Config, hosts: Hosts | None = None) -> Placement:
     guard = jax.config.values["jax_transfer_guard"] or ""
     if guard.startswith("disallow"):
         raise RunError(f"JAX_TRANSFER_GUARD={guard} forbids what a run does all the time; unset it")
-    hosts = hosts or Hosts()
-    cores = _start_distributed(hosts) if hosts.several else len(visible_cores())
+    peers = peers or Peers()
+    cores = _start_distributed(peers) if peers.several else len(visible_cores())
     started = not cpu_devices(config.devices or cores)
     if config.portable:
         cap(started)
     try:
         devices = find_devices()
     except Exception:
-        if hosts.several:  # JAX finds none, either, if a process that it waits for is lost
-            hosts.await_verdict()
+        if peers.several:  # JAX finds none, either, if a process that it waits for is lost
+            peers.await_verdict()
         raise
     if started and not _flags_were_read(devices[0]):
         raise RunError(
@@ -146,17 +146,17 @@ def initialize(config: Config, hosts: Hosts | None = None) -> Placement:
             "notebook: the kernel), and train before anything else uses JAX"
         )
     placement = place(config, devices, cores)
-    if hosts.several:
+    if peers.several:
         placement.connect()
     return placement
 
 
-def fewer_devices(config: Config, hosts: Hosts) -> str | None:
+def fewer_devices(config: Config, peers: Peers) -> str | None:
     """What the user is told where JAX has started before, with fewer CPU devices than the run of
     this process could use."""
     there, cores = jax.local_device_count(), len(visible_cores())
     useful = min(cores, max(config.num_shards, config.num_seeds))
-    if hosts.several or config.devices or there >= useful or jax.default_backend() != "cpu":
+    if peers.several or config.devices or there >= useful or jax.default_backend() != "cpu":
         return None
     return (
         f"JAX has started in this process before, with {how_many(there, 'CPU device')}; train "
@@ -219,15 +219,15 @@ def find_devices() -> list[jax.Device]:
         ) from error
 
 
-def _start_distributed(hosts: Hosts) -> int:
+def _start_distributed(peers: Peers) -> int:
     """Start ``jax.distributed``, which can be done once in a process; returns the cores that every
     process has for itself."""
     seen = visible_gpus()
-    told = hosts.gather("cores and GPUs", (affinity(), most_cores(), seen))
+    told = peers.gather("cores and GPUs", (affinity(), most_cores(), seen))
     cores, most, gpus = zip(*told, strict=True)
-    bound_to = list(zip(hosts.machines, cores, strict=True))
+    bound_to = list(zip(peers.machines, cores, strict=True))
     own_cores = [split(k, bound_to, most[k]) for k in range(len(most))]
-    own_gpus = split(hosts.process_id, list(zip(hosts.machines, gpus, strict=True)))
+    own_gpus = split(peers.process_id, list(zip(peers.machines, gpus, strict=True)))
     if seen and not own_gpus:
         raise RunError(
             f"no GPU is left for this process: others share the {len(seen)} here; "
@@ -243,15 +243,15 @@ def _start_distributed(hosts: Hosts) -> int:
         _cache_for_all_processes()
     # Its own heartbeat ends in an abort that names nobody: ours comes first.
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM from us
-    address = hosts.cluster.address(hosts.gather("port", free_port())[0])
+    address = peers.cluster.address(peers.gather("port", free_port())[0])
     jax.distributed.initialize(
         coordinator_address=address,
-        coordinator_bind_address=address if hosts.cluster.is_local else None,  # None: everywhere
-        num_processes=hosts.num_processes,
-        process_id=hosts.process_id,
+        coordinator_bind_address=address if peers.cluster.is_local else None,  # None: everywhere
+        num_processes=peers.num_processes,
+        process_id=peers.process_id,
         local_device_ids=[seen.index(gpu) for gpu in own_gpus] or None,
         cluster_detection_method="deactivate",
-        heartbeat_timeout_seconds=int(hosts.heartbeat) + 10,
+        heartbeat_timeout_seconds=int(peers.heartbeat) + 10,
         shutdown_timeout_seconds=30,
     )
     return fewest

@@ -33,7 +33,7 @@ class Cluster(NamedTuple):
             return self.host == "localhost"
 
     def address(self, port: int) -> str:
-        """``HOST:PORT`` for a port of process 0's host."""
+        """``HOST:PORT`` for a port of process 0's machine."""
         host = f"[{self.host}]" if ":" in self.host else self.host  # IPv6
         return f"{host}:{port}"
 
@@ -78,7 +78,7 @@ def _given(values: Mapping[str, Any]) -> Cluster:
 
 
 def _openmpi(environment: Mapping[str, str]) -> Cluster:
-    """Process 0 is taken to be on mpirun's own host, whose address is all that OpenMPI tells."""
+    """Process 0 is taken to be on mpirun's own machine, whose address is all that OpenMPI tells."""
     number, process_id = _place(environment, "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK")
     uri = environment.get("OMPI_MCA_orte_hnp_uri", "")
     found = re.match(r"(\d{1,10})\.\d+;tcp6?://\[?([^],]+?)\]?[,:]", uri)

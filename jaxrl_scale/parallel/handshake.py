@@ -41,7 +41,7 @@ class Hello(NamedTuple):
 
     process: int
     of: int  # processes of its run
-    name: str  # of its host, for people
+    name: str  # of its machine, for people
     machine: str  # equal for processes on one machine
 
 

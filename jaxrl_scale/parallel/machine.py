@@ -202,7 +202,7 @@ def machine_id() -> str:
 
 
 def node_name() -> str:
-    """The name of this host for messages; under Slurm the name of the node."""
+    """The name of this machine for messages; under Slurm the name of the node."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 

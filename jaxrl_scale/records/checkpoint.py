@@ -39,7 +39,7 @@ from typing import Any
 import jax
 
 from jaxrl_scale.errors import INPUT_OUTPUT_ERROR, RunError
-from jaxrl_scale.parallel.hosts import Hosts
+from jaxrl_scale.parallel.peers import Peers
 from jaxrl_scale.records import array_folder, pieces
 from jaxrl_scale.records.array_folder import Damage, reason
 from jaxrl_scale.records.digest import of_run
@@ -66,22 +66,22 @@ class Checkpoints:
         self,
         directory: Path,
         keep: int,
-        hosts: Hosts | None = None,
+        peers: Peers | None = None,
         parts: PyTree = None,
         digests: Callable[[PyTree], dict[int, str]] | None = None,
     ):
         self._digests = digests
         self.digest: str | None = None  # of the state that was saved or restored last; see `wait`
         self.directory, self.keep = Path(directory).absolute(), keep
-        self.hosts, self.parts = hosts or Hosts(), parts
+        self.peers, self.parts = peers or Peers(), parts
         with _io_errors(f"cannot save checkpoints in {self.directory}"):
             self.directory.mkdir(parents=True, exist_ok=True)
             if not os.access(self.directory, os.W_OK | os.X_OK):
                 raise PermissionError(errno.EACCES, "folder is not writable")
-        if self.hosts.leader:  # before the others, for whom `is_shared` waits, can write anything
+        if self.peers.leader:  # before the others, for whom `is_shared` waits, can write anything
             array_folder.remove_leftovers(self.directory)
-        self.folder_is_shared = is_shared(self.directory, self.hosts)
-        if not self.folder_is_shared and not self.hosts.leader:
+        self.folder_is_shared = is_shared(self.directory, self.peers)
+        if not self.folder_is_shared and not self.peers.leader:
             array_folder.remove_leftovers(self.directory)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
@@ -133,16 +133,16 @@ class Checkpoints:
         """As the function `restore`. Damaged checkpoints are renamed to ``<iteration>.damaged``:
         they no longer count, that iteration can be saved again, and they can be looked at."""
         self.wait()
-        read = partial(_read, self.hosts, target, self.parts)
-        found, damaged = _search(self.directory, False, warn, read, self.hosts)
+        read = partial(_read, self.peers, target, self.parts)
+        found, damaged = _search(self.directory, False, warn, read, self.peers)
         if found:
             self.digest = self._digest_of(found[1], "main")
-        for path in damaged if self.hosts.leader else ():
+        for path in damaged if self.peers.leader else ():
             aside = path.with_name(f"{path.name}.damaged")
             shutil.rmtree(aside, ignore_errors=True)  # of an earlier time
             with _io_errors(f"cannot put the damaged checkpoint {path} aside"):
                 path.rename(aside)
-        self.hosts.barrier("damaged checkpoints are moved")
+        self.peers.barrier("damaged checkpoints are moved")
         return found
 
     def close(self) -> None:
@@ -155,25 +155,25 @@ class Checkpoints:
     # --- in the background ------------------------------------------------------------------
 
     def _write(self, iteration: int, state: PyTree, record: dict[str, Any]) -> None:
-        hosts, whole = self.hosts, self.directory / str(iteration)
-        own = whole if hosts.leader else _part(whole, hosts.process_id, hosts.num_processes)
+        peers, whole = self.peers, self.directory / str(iteration)
+        own = whole if peers.leader else _part(whole, peers.process_id, peers.num_processes)
         try:
             self.digest = record["digest"] = self._digest_of(state, "save")
             if not self._gather(f"{iteration} is saved already", whole.exists())[0]:
                 # Arrays that all hold whole are written by process 0 for all that see its folder.
-                only_parts = self.folder_is_shared and not hosts.leader
+                only_parts = self.folder_is_shared and not peers.leader
                 arrays, record["arrays"] = pieces.described(state, self.parts, only_parts)
                 record["id"] = os.urandom(8).hex()
-                if not hosts.leader:
+                if not peers.leader:
                     array_folder.delete(own)  # a killed run may have left it
                     array_folder.write(own, arrays, record)
                 record["ids"] = self._gather(f"ids of {iteration}", record["id"])
-                if hosts.leader:
+                if peers.leader:
                     array_folder.write(own, arrays, record)
-            keep = self._delete_old() if hosts.leader else []
+            keep = self._delete_old() if peers.leader else []
             # No process goes on before the checkpoint is whole.
             keep = self._gather(f"kept with {iteration}", keep)[0]
-            if not hosts.leader and not self.folder_is_shared:
+            if not peers.leader and not self.folder_is_shared:
                 _delete_parts(self.directory, keep)
         except (OSError, MemoryError, RunError) as error:
             array_folder.remove_leftovers(self.directory, own.name)  # makes room on a full disk
@@ -187,7 +187,7 @@ class Checkpoints:
             return None
         held = list(self._digests(state).items())  # JSON knows no numbers as keys
         agents = dict[int, str]()
-        for k, pairs in enumerate(self.hosts.gather("digests", held, thread)):
+        for k, pairs in enumerate(self.peers.gather("digests", held, thread)):
             for agent, digest in pairs:
                 if agents.setdefault(agent, digest) != digest:
                     raise RunError(
@@ -197,7 +197,7 @@ class Checkpoints:
         return of_run(agents)
 
     def _gather(self, name: str, value: Any) -> list[Any]:
-        return self.hosts.gather(name, value, thread="save")
+        return self.peers.gather(name, value, thread="save")
 
     def _delete_old(self) -> list[int]:
         """Delete the checkpoints that are not to be kept; returns those that are."""
@@ -229,16 +229,16 @@ def restore(
     directory: Path,
     target: PyTree,
     warn: Callable[[str], None],
-    hosts: Hosts = Hosts(),  # noqa: B008  of one process, which holds nothing
+    peers: Peers = Peers(),  # noqa: B008  of one process, which holds nothing
 ) -> Found | None:
     """The newest whole checkpoint in ``directory``; ``None`` if there is no checkpoint at all.
 
     Changes nothing on the disk, and may run while another process trains there. ``target`` is
     a tree of arrays or `jax.ShapeDtypeStruct`. A damaged checkpoint is named through ``warn``
     and the next one taken. Raises `RunError` if all are damaged, or if a whole one is not
-    like ``target``. Several processes, ``hosts``, that call this together all get the same, whole.
+    like ``target``. Several processes, ``peers``, that call this together all get the same, whole.
     """
-    return _search(Path(directory), False, warn, partial(_read, hosts, target, None), hosts)[0]
+    return _search(Path(directory), False, warn, partial(_read, peers, target, None), peers)[0]
 
 
 def restore_some(
@@ -263,7 +263,7 @@ def restore_some(
         except (ValueError, MemoryError) as error:  # somebody else's record may say anything
             raise Damage(f"{array_folder.RECORD} names an array that is too large") from error
 
-    return _search(Path(directory), best, warn, read, Hosts())[0]
+    return _search(Path(directory), best, warn, read, Peers())[0]
 
 
 def newest(directory: Path) -> Path | None:
@@ -279,22 +279,22 @@ def _search(
     best: bool,
     warn: Callable[[str], None],
     read: Callable[[Path], tuple[PyTree, dict[str, Any]]],
-    hosts: Hosts,
+    peers: Peers,
 ) -> tuple[Found | None, list[Path]]:
     """What was found by ``read``, which raises `Damage`, and the damaged checkpoints that were met
     on the way."""
     directory = directory.absolute()
     paths = _ordered(directory, best)
-    names = hosts.gather("checkpoints", [path.name for path in paths])[0]
+    names = peers.gather("checkpoints", [path.name for path in paths])[0]
     damaged: list[Path] = []
     for path in (directory / name for name in names):
         try:
             state, meta = read(path)
             return (int(path.name), state, meta), damaged
         except Damage as why:
-            if not hosts.several and not path.exists():
+            if not peers.several and not path.exists():
                 # The training process deleted it, so there are newer ones.
-                return _search(directory, best, warn, read, hosts)
+                return _search(directory, best, warn, read, peers)
             warn(f"checkpoint {path} is damaged and skipped: {why}")
             damaged.append(path)
     if damaged:
@@ -390,17 +390,17 @@ def _delete_parts(directory: Path, keep: Collection[int]) -> None:
             array_folder.delete(path)
 
 
-def is_shared(directory: Path, hosts: Hosts) -> bool:
+def is_shared(directory: Path, peers: Peers) -> bool:
     """Do all processes see the same folder, which process 0 has made?"""
-    if not hosts.several:
+    if not peers.several:
         return True
-    probe = directory / f".seen-by-all-{hosts.gather('nonce', os.urandom(8).hex())[0]}"
-    if hosts.leader:
+    probe = directory / f".seen-by-all-{peers.gather('nonce', os.urandom(8).hex())[0]}"
+    if peers.leader:
         with _io_errors(f"cannot write in {directory}"):
             probe.touch()
-    hosts.barrier("probe is there")
-    seen = all(hosts.gather("probe is seen", probe.exists()))
-    if hosts.leader:
+    peers.barrier("probe is there")
+    seen = all(peers.gather("probe is seen", probe.exists()))
+    if peers.leader:
         probe.unlink()
     return seen
 
@@ -417,24 +417,24 @@ def _io_errors(what: str) -> Iterator[None]:
 # --- reading one ----------------------------------------------------------------------------
 
 
-def _read(hosts: Hosts, target: PyTree, parts: PyTree, path: Path) -> tuple[PyTree, dict[str, Any]]:
+def _read(peers: Peers, target: PyTree, parts: PyTree, path: Path) -> tuple[PyTree, dict[str, Any]]:
     """What this process is to hold of a checkpoint, and its ``meta``. ``target`` has the whole
     shapes. If any process finds damage, all of them raise `Damage`."""
     told, state, why = None, None, None
-    if hosts.leader:  # where the disks are separate, it alone sees this record
+    if peers.leader:  # where the disks are separate, it alone sees this record
         try:
             record = _record(path)
             pieces.check_fits(path, record["arrays"], target)
             told = {"meta": record["meta"], "ids": record["ids"]}
         except Damage as damage:
             why = str(damage)
-    told, why = hosts.gather(f"record of {path.name}", [told, why])[0]
+    told, why = peers.gather(f"record of {path.name}", [told, why])[0]
     if why is None:
         try:
             state = pieces.assemble(_folders(path, told["ids"]), target, parts)
         except Damage as damage:
             why = str(damage)
-    reasons = hosts.gather(f"{path.name} is read", why)
+    reasons = peers.gather(f"{path.name} is read", why)
     if any(reasons):
         raise Damage(next(filter(None, reasons)))
     return state, told["meta"]

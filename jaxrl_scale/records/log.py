@@ -14,8 +14,8 @@ import numpy as np
 from jaxrl_scale.config import Config
 from jaxrl_scale.config.files import to_json
 from jaxrl_scale.errors import FINISHED, NOT_FINITE, STOPPED, RunError, how_many
-from jaxrl_scale.parallel.hosts import Hosts
 from jaxrl_scale.parallel.machine import Memory
+from jaxrl_scale.parallel.peers import Peers
 from jaxrl_scale.records import checkpoint, notebook, statistics
 from jaxrl_scale.records.progress import Clock, Moment, Progress
 from jaxrl_scale.records.row_writer import RowWriter
@@ -47,7 +47,7 @@ class Log:
         self,
         config: Config,
         run: RunDirectory,
-        hosts: Hosts,
+        peers: Peers,
         clock: Clock,
         advice: str = "",
         on_row: Callable[[Row], object] | None = None,
@@ -55,18 +55,18 @@ class Log:
         self.iteration = 0
         self.is_evaluated = False  # in this iteration
         self.played: dict[str, Played] | None = None  # [P, episodes] of that evaluation
-        self._config, self._run, self._hosts, self._clock = config, run, hosts, clock
+        self._config, self._run, self._peers, self._clock = config, run, peers, clock
         self._advice, self._on_row = advice, on_row
         self._progress = Progress(config.num_seeds)
         self._metrics: dict[str, np.ndarray] = {}
         self._writer: RowWriter | None = None
         self._nowhere = open(os.devnull, "w")  # noqa: SIM115
-        bar = notebook.Bar if hosts.leader and notebook.here() else None
-        self._terminal = Terminal(config, None if hosts.leader else self._nowhere, bar)
+        bar = notebook.Bar if peers.leader and notebook.here() else None
+        self._terminal = Terminal(config, None if peers.leader else self._nowhere, bar)
 
     def __enter__(self) -> Log:
         advice = self._advice or f"continue with --resume {shlex.quote(short(self._run.path))}"
-        self._hosts.prepare_end(f"; {advice}", self._terminal.close)
+        self._peers.prepare_end(f"; {advice}", self._terminal.close)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
@@ -119,12 +119,12 @@ class Log:
         )
         for warning in filter(None, [run.warning, *warnings]):
             self.say(warning)
-        if self._hosts.leader:
-            facts = {**facts, "name": run.name, "hosts": self._hosts.names}
+        if self._peers.leader:
+            facts = {**facts, "name": run.name, "hosts": self._peers.names}
             since = iteration if resumed else None
             self._writer = RowWriter(run, config, run.name, resume_iteration=since, say=self.say)
             run.record_start(**facts, resumed_from=iteration)
-        if resumed:  # in every process, as hosts may have directories of their own
+        if resumed:  # in every process, as machines may have folders of their own
             run.write_json("config.json", to_json(config))
         self.phase("compiling")
 

@@ -34,7 +34,7 @@ from typing import Any
 from jaxrl_scale.config import Config
 from jaxrl_scale.config.files import from_json, to_json
 from jaxrl_scale.errors import INPUT_OUTPUT_ERROR, MISTAKE, RunError, raise_if_hidden
-from jaxrl_scale.parallel.hosts import Hosts
+from jaxrl_scale.parallel.peers import Peers
 from jaxrl_scale.records import checkpoint
 from jaxrl_scale.records.provenance import describe_process
 
@@ -45,7 +45,7 @@ FILES |= {"checkpoints", "summary.json"}
 
 @contextmanager
 def entered(
-    config: Config, name: str, resume: str | Path | None, hosts: Hosts
+    config: Config, name: str, resume: str | Path | None, peers: Peers
 ) -> Iterator[RunDirectory]:
     """The directory of a run: a new one, or that of a run that is to be resumed.
 
@@ -57,7 +57,7 @@ def entered(
       config: the run's config. It is written at once, so that the run can be resumed.
       name: the name of a new run; a resumed one has the name that it was started with.
       resume: the directory of the run to resume; ``None`` for a new run.
-      hosts: the processes of the run.
+      peers: the processes of the run.
     """
     given = resume or config.run_dir
     default = f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -69,30 +69,30 @@ def entered(
             f"the name of the run directory {wanted!a} is no UTF-8 text; choose another "
             "--run_dir (or set PYTHONUTF8=1, if it is the locale that is not UTF-8)"
         ) from None
-    if hosts.leader and not given:
+    if peers.leader and not given:
         made = wanted = _made_for_one(wanted)
-        hosts.after_mistake(lambda: shutil.rmtree(made, ignore_errors=True))
-    path = Path(hosts.gather("run directory", wanted)[0])
+        peers.after_mistake(lambda: shutil.rmtree(made, ignore_errors=True))
+    path = Path(peers.gather("run directory", wanted)[0])
     with io_errors(path):
         others = set(os.listdir(path)) if given and path.is_dir() else None
     with ExitStack() as stack:
-        if hosts.leader:
+        if peers.leader:
             run = open_existing(path) if resume else create(path)
             stack.callback(run.close)
             if not resume:
                 run.write_json("config.json", to_json(config))
-                hosts.after_mistake(lambda: _remove_untrained(run, others))
-                stack.callback(hosts.after_mistake, lambda: None)
-        hosts.barrier("run directory is there")
-        if not hosts.leader:
+                peers.after_mistake(lambda: _remove_untrained(run, others))
+                stack.callback(peers.after_mistake, lambda: None)
+        peers.barrier("run directory is there")
+        if not peers.leader:
             run = follow(path, to_json(config), resume is None)
-        hosts.barrier("all have looked into the run directory")
+        peers.barrier("all have looked into the run directory")
         try:
             starts = read_starts(run.path)
             run.name = starts[0].get("name", name) if starts else name
             yield run
         except RunError as error:
-            if hosts.leader and not resume and error.status == MISTAKE:
+            if peers.leader and not resume and error.status == MISTAKE:
                 _remove_untrained(run, others)
             raise
 
@@ -192,10 +192,10 @@ def open_existing(path: Path) -> RunDirectory:
 def follow(path: Path, config: dict[str, Any], new: bool) -> RunDirectory:
     """The run's directory for a process beside process 0, which holds the lock.
 
-    Where the hosts do not share the directory, this host gets one of its own, with the
+    Where the machines do not share the directory, this one gets one of its own, with the
     ``config.json`` that a resume reads first. A ``new`` run replaces one that is there, which a run
     that ended before its first row has left: process 0 removes its own alone. Raises a `RunError`
-    where this host holds another run there.
+    where this machine holds another run there.
     """
     with io_errors(path):
         path.mkdir(parents=True, exist_ok=True)

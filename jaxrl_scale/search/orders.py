@@ -11,7 +11,7 @@ import numpy as np
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.loop.state import State
 from jaxrl_scale.loop.stop import StopRequest
-from jaxrl_scale.parallel.hosts import Hosts
+from jaxrl_scale.parallel.peers import Peers
 from jaxrl_scale.records.checkpoint import restore
 from jaxrl_scale.records.run_directory import short
 from jaxrl_scale.search.plan import Chunk, Start, abstract_state
@@ -44,15 +44,15 @@ class Order(NamedTuple):
         return Order(chunk and Chunk.from_json(chunk), start, told["resume"], told["status"])
 
 
-def agreed(hosts: Hosts, stop: StopRequest, order: Order | None = None) -> Order | None:
+def agreed(peers: Peers, stop: StopRequest, order: Order | None = None) -> Order | None:
     """The order that process 0 gives, the same in all processes; None where one of them has heard
     a signal and it is an order to train."""
-    said = hosts.gather("order", [order and order.to_json(), stop.requested])
+    said = peers.gather("order", [order and order.to_json(), stop.requested])
     told = Order.from_json(said[0][0])
     return None if told.chunk and any(requested for _, requested in said) else told
 
 
-def carried_over(order: Order, folder: Path, hosts: Hosts) -> tuple[int, State] | None:
+def carried_over(order: Order, folder: Path, peers: Peers) -> tuple[int, State] | None:
     """The iteration at which the chunks stopped from which an order starts, and the whole state, as
     a checkpoint holds it, in which its agents go on from there with their own seeds and options.
     None where they begin at the beginning. All processes call this together."""
@@ -62,7 +62,7 @@ def carried_over(order: Order, folder: Path, hosts: Hosts) -> tuple[int, State] 
     iteration, states, places = 0, [], dict[tuple[int, int], int]()
     for one in start.chunks:
         checkpoints = folder / one.name / "checkpoints"
-        found = restore(checkpoints, abstract_state(one.config), print, hosts=hosts)
+        found = restore(checkpoints, abstract_state(one.config), print, peers=peers)
         if found is None or found[0] != one.until:
             raise RunError(f"{short(checkpoints)} has no checkpoint {one.until}")
         iteration, state, _ = found

@@ -40,7 +40,7 @@ from jaxrl_scale.config import Launch, files
 from jaxrl_scale.config.command_line import load_launch
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.loop import prepare
-from jaxrl_scale.parallel import cluster, handshake, hosts, machine, secret
+from jaxrl_scale.parallel import cluster, handshake, machine, peers, secret
 from jaxrl_scale.parallel.cluster import Cluster, find
 from jaxrl_scale.parallel.machine import free_port, split
 from jaxrl_scale.parallel.secret import Key
@@ -394,7 +394,7 @@ def coming(number, *processes, port, host="127.0.0.1", **launch):
     """Futures of the links of some processes of a run, here threads."""
     pool = ThreadPoolExecutor(len(processes))
     links = [
-        pool.submit(hosts.join, Cluster(number, k, host, port), Launch(**launch)) for k in processes
+        pool.submit(peers.join, Cluster(number, k, host, port), Launch(**launch)) for k in processes
     ]
     pool.shutdown(wait=False)
     return links
@@ -458,16 +458,16 @@ def test_what_is_no_json_data_is_an_error_of_the_process_that_gathers_it(number)
 
 
 def test_a_process_alone_gathers_its_own_value():
-    assert hosts.Hosts().gather("anything", 3) == [3]
+    assert peers.Peers().gather("anything", 3) == [3]
 
 
 LINKED = """
 import asyncio, json, os, sys, time
 from jaxrl_scale.config import Launch, files
-from jaxrl_scale.parallel import hosts
+from jaxrl_scale.parallel import peers
 from jaxrl_scale.parallel.cluster import Cluster
 k, number, port = map(int, sys.argv[1:])
-link = hosts.join(Cluster(number, k, "127.0.0.1", port), Launch())
+link = peers.join(Cluster(number, k, "127.0.0.1", port), Launch())
 """
 
 
@@ -552,7 +552,7 @@ def test_a_process_that_cannot_say_why_it_ends_ends_all_the_same(tmp_path):
 
 def test_silence_counts_from_when_all_have_come(monkeypatch):
     """The first may have waited for minutes, and has not sent anything meanwhile."""
-    link, lost = hosts.Hosts(Cluster(2, 0), heartbeat=2.0), []
+    link, lost = peers.Peers(Cluster(2, 0), heartbeat=2.0), []
     link._heard = {1: time.monotonic() - 100}
 
     async def note(*who):
@@ -819,7 +819,7 @@ def test_a_process_with_another_secret_is_told_so_and_the_others_go_on(connect, 
     connect(port)  # process 0 has read its secret
     monkeypatch.setenv("JAXRL_SECRET", "some other secret")
     with pytest.raises(RunError, match=r"have different secrets.*JAXRL_SECRET") as error:
-        hosts.join(Cluster(2, 1, "127.0.0.1", port), Launch())
+        peers.join(Cluster(2, 1, "127.0.0.1", port), Launch())
     assert error.value.status == MISTAKE
     monkeypatch.undo()
     monkeypatch.setenv("JAXRL_SECRET", OUR_KEY.decode())
@@ -852,12 +852,12 @@ def test_who_only_pretends_to_be_process_0_is_not_talked_to(greeting, answer, re
         threading.Thread(target=pretend, daemon=True).start()
         port = impostor.getsockname()[1]
         with pytest.raises(RunError, match=reason):
-            hosts.join(Cluster(2, 1, "127.0.0.1", port), Launch(start_timeout=1))
+            peers.join(Cluster(2, 1, "127.0.0.1", port), Launch(start_timeout=1))
 
 
 def test_nobody_else_can_be_process_0():
     who = handshake.Hello(0, 2, "impostor", "x")
-    refusal = hosts.Hosts(Cluster(2, 0))._seat(who, None, None)
+    refusal = peers.Peers(Cluster(2, 0))._seat(who, None, None)
     assert refusal == "it is process 0 of 2, this run has 2"
 
 

@@ -1,7 +1,7 @@
 """The connection between the processes of a run.
 
 `join` meets the other processes at process 0. Their connections stay open beside those of JAX,
-and carry what JAX cannot: small JSON messages (`Hosts.gather`), heartbeats, and the reason why a
+and carry what JAX cannot: small JSON messages (`Peers.gather`), heartbeats, and the reason why a
 process failed. A process that dies, that is silent for longer than the heartbeat or that meets an
 error is named on the standard error of every process, and every process ends with a status that
 tells a scheduler whether it makes sense to start again. JAX by itself ends in an abort that names
@@ -49,7 +49,7 @@ class Failure(NamedTuple):
     status: int
 
 
-class Hosts:
+class Peers:
     """The connection of this process to the others of its run. With one process every method
     returns at once.
 
@@ -60,7 +60,7 @@ class Hosts:
     def __init__(self, cluster: Cluster = Cluster(), heartbeat: float = 20.0):  # noqa: B008
         self.process_id, self.num_processes = cluster.process_id, cluster.num_processes
         self.cluster, self.heartbeat = cluster, heartbeat
-        self.names = [node_name()] * cluster.num_processes  # of each process's host
+        self.names = [node_name()] * cluster.num_processes  # of each process's machine
         self.machines = [machine_id()] * cluster.num_processes
         self.advice = ""  # how the run can be continued
         self._before_end: Callable[[], None] = lambda: None
@@ -193,7 +193,7 @@ class Hosts:
 
     def _start(self, meeting: Coroutine[Any, Any, None]) -> None:
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="hosts", daemon=True)
+        self._thread = threading.Thread(target=self._loop.run_forever, name="peers", daemon=True)
         self._thread.start()
         try:
             asyncio.run_coroutine_threadsafe(meeting, self._loop).result()
@@ -465,19 +465,19 @@ class Hosts:
         os._exit(failure.status)
 
 
-def join(cluster: Cluster, launch: Launch) -> Hosts:
+def join(cluster: Cluster, launch: Launch) -> Peers:
     """Meet the other processes; with one process there is nobody to meet.
 
     Raises `RunError` that names the processes which did not come within ``start_timeout``.
     """
-    hosts = Hosts(cluster, launch.heartbeat)
-    if hosts.several:
-        meet = hosts._meet_as_leader if hosts.leader else hosts._meet_as_member
+    peers = Peers(cluster, launch.heartbeat)
+    if peers.several:
+        meet = peers._meet_as_leader if peers.leader else peers._meet_as_member
         try:
-            hosts._start(meet(launch.start_timeout))
+            peers._start(meet(launch.start_timeout))
         except RunError as error:
-            raise RunError(f"{hosts.name()}: {error}", error.status) from None
-    return hosts
+            raise RunError(f"{peers.name()}: {error}", error.status) from None
+    return peers
 
 
 def _print(text: str) -> None:
