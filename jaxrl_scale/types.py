@@ -51,6 +51,10 @@ class Discrete:
     def dtype(self) -> np.dtype[Any]:
         return np.dtype(np.int32)
 
+    def clip(self, action: Any) -> Any:
+        """As `Box.clip`: what an algorithm chooses is one of them already."""
+        return action
+
 
 @dataclass(frozen=True)
 class Box:
@@ -63,6 +67,11 @@ class Box:
     @property
     def dtype(self) -> np.dtype[Any]:
         return np.dtype(np.float32)
+
+    def clip(self, action: Any) -> Any:
+        """Chosen actions ``[..., *shape]``, of NumPy or JAX, as an environment is given them: a
+        policy's Gaussian knows no bounds."""
+        return action.clip(self.low, self.high)
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ def play(
         for random, (_, key_reset, key_step) in zip(drawn, keys, strict=True):
             if ended:
                 (state, obs), length = env.reset(key_reset), 0
-            action = _as_sent(space, policy(obs) if policy else random)
+            action = space.clip(jnp.asarray(policy(obs) if policy else random, space.dtype))
             following, step = env.step(key_step, state, action)
             length += 1
             if limit and length >= limit:
@@ -81,8 +81,3 @@ def _random_action(space: Discrete | Box, key: Key) -> Array:
     if np.isinf([space.low, space.high]).any():
         return jax.random.normal(key, space.shape)
     return jax.random.uniform(key, space.shape, minval=space.low, maxval=space.high)
-
-
-def _as_sent(space: Discrete | Box, action: Any) -> Array:
-    action = jnp.asarray(action, space.dtype)
-    return jnp.clip(action, space.low, space.high) if isinstance(space, Box) else action

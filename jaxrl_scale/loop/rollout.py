@@ -15,7 +15,6 @@ from jaxrl_scale.types import (
     OWN_NUMBERS,
     Algorithm,
     Array,
-    Box,
     Environment,
     Key,
     Metrics,
@@ -97,14 +96,12 @@ def step(
       fresh: the states ``[B, ...]`` and observations that ended environments are given, where
         nobody looks at what they do next; None: those of new episodes.
     """
-    space, limit = env.spec.action, env.spec.max_episode_steps
-    running = ~envs.ended
+    running, limit = ~envs.ended, env.spec.max_episode_steps
 
     def choose(running_value: Array, reset_value: Array) -> Array:
         return jnp.where(trailing(running, running_value), running_value, reset_value)
 
-    if isinstance(space, Box):
-        action = jnp.clip(action, space.low, space.high)
+    action = env.spec.action.clip(action)
     if fresh is None:
         fresh = _reset_if(envs.ended.any(), jax.vmap(env.reset), keys[:, 0])
     fresh_state, fresh_obs = fresh

@@ -22,7 +22,7 @@ from jax.extend import core
 
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.learning.products import scan_counts
-from jaxrl_scale.types import Algorithm, Array, Box, EnvSpec, PyTree
+from jaxrl_scale.types import Algorithm, Array, EnvSpec, PyTree
 
 
 class NotListed(RunError):
@@ -108,11 +108,8 @@ def acting(
         carry = jax.tree.unflatten(structure, [] if memory is None else [memory])
         first = jnp.zeros(obs.shape[0], bool) if is_first is None else is_first
         action, carry, _ = algo.act(actor, None, carry, obs, first, jax.random.key(0), True)
-        if isinstance(spec.action, Box):
-            action = jnp.clip(action, spec.action.low, spec.action.high)
-        return {"action": action} | (
-            {} if memory is None else {"memory": jax.tree.leaves(carry)[0]}
-        )
+        outputs = {"action": spec.action.clip(action)}
+        return outputs if memory is None else outputs | {"memory": jax.tree.leaves(carry)[0]}
 
     return act, inputs
 
