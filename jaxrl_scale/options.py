@@ -224,16 +224,24 @@ def given_number(name: str, value: Any, least: int = 1) -> int:
 
 
 def has_type(value: Any, hint: Any) -> bool:
-    """Whether a value is of a field's type."""
+    """Whether a value is of a field's type, or of that of a TypedDict, which data from a JSON file
+    should be: there a tuple of so many values is a list, and what is not there counts as None."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if typing.is_typeddict(hint):
+        hints = typing.get_type_hints(hint)
+        return isinstance(value, dict) and all(has_type(value.get(k), hints[k]) for k in hints)
     if origin in (types.UnionType, typing.Union):
         return any(has_type(value, arg) for arg in args)
     if origin is Literal:
         return isinstance(value, str) and value in args
+    if origin is list or args[1:] == (...,):
+        return isinstance(value, origin) and all(has_type(x, args[0]) for x in value)
     if origin is tuple:
-        return isinstance(value, tuple) and all(has_type(v, args[0]) for v in value)
+        fits = isinstance(value, list) and len(value) == len(args)
+        return fits and all(map(has_type, value, args))
     if origin is dict:
-        return isinstance(value, dict) and all(isinstance(key, str) for key in value)
+        texts = isinstance(value, dict) and all(isinstance(key, str) for key in value)
+        return texts and all(has_type(x, args[1]) for x in value.values())
     if hint is float:  # a whole number is a number, a bool is none
         return isinstance(value, int | float) and not isinstance(value, bool)
     if hint is int:

@@ -8,7 +8,6 @@ or called here. Every file is checked: one that is damaged, or that something el
 from __future__ import annotations
 
 import json
-import types
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import numpy as np
 
 from jaxrl_scale.config import Config, files
 from jaxrl_scale.errors import RunError
+from jaxrl_scale.options import has_type
 from jaxrl_scale.records import statistics
 from jaxrl_scale.records.rows import TIMINGS, Row, Summary, normalized, read_rows
 from jaxrl_scale.records.run_directory import read_object, short
@@ -353,7 +353,7 @@ def _check(data: Any, kind: Any, num_agents: int, where: str) -> None:
     if missing := sorted(_NEEDED[kind] - set(data)):
         raise RunError(f"{where} is damaged: it lacks {', '.join(missing)}")
     for name, hint in typing.get_type_hints(kind).items():
-        if name in data and not _fits(data[name], hint):
+        if name in data and not has_type(data[name], hint):
             shown = json.dumps(data[name])
             shown = shown if len(shown) <= 40 else f"{shown[:39]}…"
             raise RunError(f"{where} is damaged: {name} is {shown}")
@@ -362,26 +362,3 @@ def _check(data: Any, kind: Any, num_agents: int, where: str) -> None:
     indices = data.get("failed") or []
     if any(len(x) != num_agents for x in lists) or any(k not in range(num_agents) for k in indices):
         raise RunError(f"{where} does not fit num_seeds={num_agents} of config.json")
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value of a JSON file is of a type."""
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (types.UnionType, typing.Union):
-        return any(_fits(value, arg) for arg in args)
-    if typing.is_typeddict(hint):
-        kinds = typing.get_type_hints(hint)
-        return isinstance(value, dict) and all(_fits(value.get(k), h) for k, h in kinds.items())
-    if origin is list:
-        return isinstance(value, list) and all(_fits(x, args[0]) for x in value)
-    if origin is tuple:
-        if not isinstance(value, list) or len(value) != len(args):
-            return False
-        return all(_fits(x, arg) for x, arg in zip(value, args, strict=True))
-    if origin is dict:
-        return isinstance(value, dict) and all(_fits(x, args[1]) for x in value.values())
-    if isinstance(value, bool):
-        return hint in (bool, Any)
-    if hint is float:  # a whole number is a number
-        return isinstance(value, int | float)
-    return hint is Any or isinstance(value, hint)
