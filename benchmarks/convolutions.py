@@ -25,8 +25,8 @@ SHAPES = {"nature": (84, 84, 4), "impala_resnet": (64, 64, 3)}
 STEPS = 3
 
 
-def best(call: Any, samples: int, rounds: int = 3) -> float:
-    """Samples a second of the processor's time, in the fastest round after a first one."""
+def samples_per_second(call: Any, samples: int, rounds: int = 3) -> float:
+    """Of the processor's time, in the fastest round after a first one."""
     seconds = []
     for _ in range(1 + rounds):
         start = time.process_time()
@@ -62,7 +62,7 @@ def jax_speed(network: str, batch: int, exact: bool) -> float:
 
     options = products.compiler_options() if exact else {}
     compiled = jax.jit(program, compiler_options=options).lower(params, obs).compile()
-    return best(lambda: jax.block_until_ready(compiled(params, obs)), steps * batch)
+    return samples_per_second(lambda: jax.block_until_ready(compiled(params, obs)), steps * batch)
 
 
 def torch_speed(network: str, batch: int, channels_last: bool) -> float:
@@ -103,7 +103,7 @@ def torch_speed(network: str, batch: int, channels_last: bool) -> float:
         net.zero_grad()
         (net(obs.float() / 255) ** 2).sum().backward()
 
-    return best(step, batch)
+    return samples_per_second(step, batch)
 
 
 PROGRAMS = {

@@ -53,7 +53,7 @@ def for_torch(game: str) -> dict[str, Any]:
     return {**own, "options": dataclasses.asdict(options(own["task"], own["options"]))}
 
 
-def best(call: Callable[[], object], rounds: int = 4) -> float:
+def shortest(call: Callable[[], object], rounds: int = 4) -> float:
     """Seconds of the fastest of some calls after a first one."""
     seconds = []
     for _ in range(1 + rounds):
@@ -67,7 +67,6 @@ def measure(game: str, seconds: float) -> dict[str, float]:
     """Our median speed over iterations, and the seconds of the parts of one."""
     import jax
 
-    from jaxrl_scale import envs
     from jaxrl_scale.algos import ppo
     from jaxrl_scale.config import Config, check
     from jaxrl_scale.loop.make import make_runner
@@ -89,7 +88,7 @@ def measure(game: str, seconds: float) -> dict[str, float]:
         ),
     )
     check(config)
-    env = envs.make(config.env, **config.env_kwargs)
+    env = config.make_env()
     runner: Any = make_runner(config, env, backend.initialize(config))
     runner.compile()
     state, _ = runner.step(runner.init())
@@ -106,7 +105,7 @@ def measure(game: str, seconds: float) -> dict[str, float]:
     turn = np.zeros((len(seen[1]), 2), np.int32)
     turns = len(runner._stage.groups) * config.rollout_length
     told = *seen, turn, runner._num_iterations
-    act = best(lambda: jax.block_until_ready(runner._compiled_act(devices, *told)))
+    act = shortest(lambda: jax.block_until_ready(runner._compiled_act(devices, *told)))
     action = np.random.default_rng(0).integers(0, env.spec.action.n, seen[1].shape)
 
     def simulate() -> None:
@@ -115,7 +114,7 @@ def measure(game: str, seconds: float) -> dict[str, float]:
         for k in range(len(runner._stage.groups)):
             runner._stage.receive(k)
 
-    simulating = best(lambda: [simulate() for _ in range(config.rollout_length)])
+    simulating = shortest(lambda: [simulate() for _ in range(config.rollout_length)])
     carry, held = devices.local.carry, [devices]
 
     def learn() -> None:
@@ -128,7 +127,7 @@ def measure(game: str, seconds: float) -> dict[str, float]:
         "iteration": config.steps_per_iteration / statistics.median(speeds),
         "simulating": simulating,
         "acting": act * turns,
-        "learning": best(learn),
+        "learning": shortest(learn),
         "steps": config.steps_per_iteration,
     }
 

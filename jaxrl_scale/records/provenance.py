@@ -24,7 +24,7 @@ import jax
 
 from jaxrl_scale.config import Config
 from jaxrl_scale.errors import in_words
-from jaxrl_scale.parallel.machine import visible_cores
+from jaxrl_scale.parallel.machine import processor_features, visible_cores
 from jaxrl_scale.user_code import is_own, modules_of_ones_own
 
 _PACKAGES = (
@@ -78,7 +78,7 @@ def describe_machine() -> dict[str, Any]:
 def _processor() -> str | None:
     """The processor's name, in Linux."""
     with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
+        for line in processor_features().splitlines():
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     return None
