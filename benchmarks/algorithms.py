@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from targets import TARGETS
 
-from jaxrl_scale import envs
 from jaxrl_scale.config import command_line, files
 from jaxrl_scale.records.past_run import read_summary
 from jaxrl_scale.records.run_directory import read_object
@@ -108,7 +107,7 @@ def row_of(algo: str, environment: str, run: Path, transfer: bool) -> Row:
     if environment in JUDGED_IN_GYMNASIUM:
         result = played(run, "gymnasium", 500, config.num_seeds)
         gymnasium = f"{result['mean']:.1f} ± {result['standard_error']:.1f}"
-    elif transfer and envs.make(config.env, **config.env_kwargs).spec.gymnasium_id:
+    elif transfer and config.make_env().spec.gymnasium_id:
         policies = min(10, config.num_seeds)
         here, there = (played(run, w, 256, policies) for w in ("here", "gymnasium"))
         # The same policies play both, so how they differ from each other is no error of this.

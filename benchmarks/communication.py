@@ -225,13 +225,12 @@ def _peers() -> Any:
 
 
 def _runner(file: str, growth: Fraction, devices: int = 1) -> tuple[Any, Any]:
-    from jaxrl_scale import envs
     from jaxrl_scale.config import files
     from jaxrl_scale.loop.runner import Runner
     from jaxrl_scale.parallel import backend
 
     config, peers = scaled(files.read_file(Path(file)), growth).replace(devices=devices), _peers()
-    env = envs.make(config.env, **config.env_kwargs)
+    env = config.make_env()
     return Runner(config, env, backend.initialize(config, peers)), peers
 
 

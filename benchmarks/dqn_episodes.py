@@ -25,7 +25,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_scale import envs
 from jaxrl_scale.config import Config, check, files
 from jaxrl_scale.loop.evaluator import Evaluator
 from jaxrl_scale.loop.runner import Runner
@@ -69,7 +68,7 @@ def measure(config: Config) -> dict[str, Any]:
       ``episodes [iterations, P]``, and the seconds of ``compile``.
     """
     placement = backend.initialize(config)
-    env = envs.make(config.env, **config.env_kwargs)
+    env = config.make_env()
     runner = Runner(config, env, placement)
     started = time.perf_counter()
     runner.compile()

@@ -32,7 +32,6 @@ from pathlib import Path
 
 from jaxrl_scale import child_runs, commands, interrupts
 from jaxrl_scale.config import Config, check_processes, command_line
-from jaxrl_scale.envs import make
 from jaxrl_scale.errors import (
     FINISHED,
     INPUT_OUTPUT_ERROR,
@@ -305,7 +304,7 @@ def _command(argv: list[str]) -> int:
     folder = args.out or Path("runs") / f"scaling-{Path(args.config).stem}"
     config = base(args, options)
     points = plan(config, args, options)
-    worst = make(config.env, **config.env_kwargs).spec.worst_return
+    worst = config.make_env().spec.worst_return
     prepare(folder, args.config, options, points, worst)
     with interrupts.stoppable():
         unfinished = run_all(config, points, folder, args, options)

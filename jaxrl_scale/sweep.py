@@ -316,7 +316,7 @@ def _asked(args: argparse.Namespace, rest: list[str]) -> Search:
 def _check_copies(base: Config, every: int) -> None:
     """Raise a `RunError` where agents on the host would be copied between two restarts: a copy has
     a seed of its own, with which its simulators would not come to where its parent's are."""
-    if every % base.restart_every and envs.on_host(envs.make(base.env, **base.env_kwargs)):
+    if every % base.restart_every and envs.on_host(base.make_env()):
         raise RunError(
             f"--perturb_every={every} should be a multiple of restart_every={base.restart_every} "
             f"for {base.env}, as agents can be copied only when their environments are made anew; "

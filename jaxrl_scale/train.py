@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jaxrl_scale import commands, envs
+from jaxrl_scale import commands
 from jaxrl_scale.config import Config, Launch, command_line, files
 from jaxrl_scale.errors import FINISHED, RunError, how_many
 from jaxrl_scale.learning import torsos
@@ -181,7 +181,7 @@ def train_among(
     placement = backend.initialize(config, peers)  # before the environment runs
     # The next run of a sweep means the same folder, wherever this one's environment has gone.
     with backend.settings_of(config), chdir("."):
-        env = envs.make(config.env, **config.env_kwargs)
+        env = config.make_env()
         begun = Origin(agents, {})
         if stretch.start is None:
             begun = origin.find(config, env.spec, agents, resume, peers)

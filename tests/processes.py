@@ -21,7 +21,6 @@ import pytest
 import warm
 from running import WITHOUT_EMITTERS
 
-from jaxrl_scale import envs
 from jaxrl_scale.config import files
 from jaxrl_scale.loop.make import make_runner
 from jaxrl_scale.parallel.backend import place
@@ -268,7 +267,7 @@ def events(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
 def _abstract_state(config_json: str) -> Any:
     config = files.from_json(json.loads(config_json)).replace(devices=1)
     one = place(config, jax.local_devices()[:1])
-    env = envs.make(config.env, **config.env_kwargs)
+    env = config.make_env()
     return make_runner(config, env, one).abstract_state()
 
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_scale import algos, envs
+from jaxrl_scale import algos
 from jaxrl_scale.algos import ppo
 from jaxrl_scale.config import Config, check, files
 from jaxrl_scale.loop.make import make_runner
@@ -60,7 +60,7 @@ def runner_of(config, env=None, algo=None, monkeypatch=None):
 
 def uncompiled(config, env=None):
     placement = backend.place(config, jax.local_devices())
-    return make_runner(config, env or envs.make(config.env, **config.env_kwargs), placement)
+    return make_runner(config, env or config.make_env(), placement)
 
 
 def program_of(config):

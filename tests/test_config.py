@@ -36,7 +36,7 @@ def loaded(*argv):
 
 def environment(*argv):
     chosen = loaded(*argv)
-    return envs.make(chosen.env, **chosen.env_kwargs)
+    return chosen.make_env()
 
 
 def refused(*argv):

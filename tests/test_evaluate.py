@@ -386,7 +386,7 @@ def test_an_agent_that_the_run_does_not_have_cannot_be_loaded(run):
 def untrained(scale=1, **options):
     """An agent as it is initialised, with parameters ``scale`` times as large."""
     config = Config(num_envs=4, num_shards=1, rollout_length=512, hidden_sizes=(8,), **options)
-    env = envs.make(config.env, **config.env_kwargs)
+    env = config.make_env()
     placement = backend.place(config.replace(devices=1), jax.local_devices()[:1])
     algo = Runner(config, env, placement).algo
     actor = jax.tree.map(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from running import begun, differing
 
-from jaxrl_scale import envs, sweep
+from jaxrl_scale import sweep
 from jaxrl_scale.algos import ppo
 from jaxrl_scale.config import files
 from jaxrl_scale.errors import RunError
@@ -29,7 +29,7 @@ def config_of(name="ppo", **changes):
 
 
 def found(config, other, agents=None, resume=None):
-    spec = envs.make(config.env, **config.env_kwargs).spec
+    spec = config.make_env().spec
     config = config.replace(init_from=str(other))
     return origin.find(config, spec, agents, resume, Peers())
 
@@ -37,7 +37,7 @@ def found(config, other, agents=None, resume=None):
 def beginning(config, agents=None):
     """The state before the first iteration, canonical."""
     placement = backend.place(config, jax.local_devices())
-    runner = make_runner(config, envs.make(config.env, **config.env_kwargs), placement, agents)
+    runner = make_runner(config, config.make_env(), placement, agents)
     return runner.fetch(runner.init())
 
 

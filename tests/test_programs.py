@@ -55,7 +55,7 @@ def compiled(monkeypatch, config=TINY):
             jax.stages.Lowered, "compile", lambda *a, **k: count.append(1) or compile(*a, **k)
         )
         placement = backend.place(config, jax.local_devices())
-        runner = make_runner(config, envs.make(config.env, **config.env_kwargs), placement)
+        runner = make_runner(config, config.make_env(), placement)
         runner.compile()
         state, _ = runner.step(runner.init())
         state, metrics = runner.step(state)

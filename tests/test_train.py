@@ -230,7 +230,7 @@ def test_the_other_configs_fit_their_environments(file):
     one = config.replace(devices=1)
     if config.env in (*games.PROCGEN, *games.ATARI) and not importlib.util.find_spec("envpool"):
         pytest.skip("EnvPool is not installed (make install EXTRA=envpool)")
-    env = envs.make(config.env, **config.env_kwargs)
+    env = config.make_env()
     placement = backend.place(one, jax.local_devices())
     if envs.on_host(env):
         host = HostRunner(one, env, placement)

@@ -23,7 +23,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_scale import envs
 from jaxrl_scale.algos import dqn, ppo, sac
 from jaxrl_scale.config import Config, check
 from jaxrl_scale.learning import networks, products
@@ -120,7 +119,7 @@ def gradient(config: Config) -> dict[str, str]:
 def loss(config: Config) -> tuple[Callable[[Any], Any], Any]:
     """A function of a network's parameters, the sum of its squared outputs for 2,048 observations
     or 64 images, with the outputs; and such parameters."""
-    spec = envs.make(config.env, **config.env_kwargs).spec
+    spec = config.make_env().spec
     rng = np.random.default_rng(0)
     obs: Any = rng.random((2048, *spec.observation_shape), np.float32)
     if spec.observation_dtype == np.uint8:

@@ -241,6 +241,10 @@ class Config:
         """A copy with other values for some options."""
         return dataclasses.replace(self, **changes)
 
+    def make_env(self) -> Any:
+        """Its environment, as `jaxrl_scale.envs.make` builds and checks it."""
+        return envs.make(self.env, **self.env_kwargs)
+
 
 @dataclass(frozen=True)
 class Launch:

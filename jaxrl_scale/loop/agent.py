@@ -144,7 +144,7 @@ class Agent:
             action, self._carry, _ = self._compiled_act(
                 self._own(self.actor), None, carry, batch, first, key, greedy
             )
-        out = host_rollout.clipped(self.env.spec, np.asarray(action))
+        out = self.env.spec.action.clip(np.asarray(action))
         return out[0] if one else out
 
     def _seen(
@@ -430,7 +430,7 @@ def read_acting(
 
     A checkpoint of these arrays and counters alone is enough to `load`.
     """
-    env = envs.make(config.env, **config.env_kwargs)
+    env = config.make_env()
     placement = backend.place(config.replace(devices=1), jax.local_devices())
     runner = make_runner(config, env, placement)
     wanted = _acting(runner.algo, runner.abstract_state().shared)

@@ -161,7 +161,8 @@ def make_alike(
 ) -> Environment | HostEnvironment:
     """The config's environment with other ``kwargs``; ``env`` is the one that trains. Raises a
     `RunError`, which calls them by this name, where it has other observations or actions."""
-    other: Environment | HostEnvironment = envs.make(config.env, **config.env_kwargs | kwargs)
+    changed = config.replace(env_kwargs=config.env_kwargs | kwargs)
+    other: Environment | HostEnvironment = changed.make_env()
     for part in ("observation_shape", "observation_dtype", "action"):
         trained, tested = (getattr(x.spec, part) for x in (env, other))
         if trained != tested:

@@ -39,7 +39,7 @@ def check_fit(config: Config) -> EnvSpec:
     Only shapes are worked out: nothing is compiled, and no device is used.
     """
     with backend.settings_of(config):
-        env = envs.make(config.env, **config.env_kwargs)
+        env = config.make_env()
         environments(config, env)
         origin.weights(config, env.spec)
         spec: EnvSpec = env.spec

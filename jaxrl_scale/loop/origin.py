@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxrl_scale import algos, envs
+from jaxrl_scale import algos
 from jaxrl_scale.config import Config, files
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.learning import torsos
@@ -83,7 +83,7 @@ def policy(config: Config) -> dict[str, Any]:
     """The policy from which runs of one agent, with this ``init_from``, begin now: its iteration
     and the digest of its arrays. Raises a `RunError` as `find` does, and where that run has several
     agents."""
-    spec = envs.make(config.env, **config.env_kwargs).spec
+    spec = config.make_env().spec
     path = Path(config.init_from or "").expanduser().absolute()
     _, record = _read(config, spec, path, 1)
     return {name: record[name] for name in ("iteration", "digest")}

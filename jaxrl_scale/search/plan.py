@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxrl_scale import envs
 from jaxrl_scale.config import Config, check, command_line, files
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.loop.make import make_runner
@@ -189,6 +188,6 @@ def _looked_at(config: Config) -> tuple[State, tuple[jax.Device, ...]]:
     """The shapes and dtypes of a config's state, and the devices that it would be on."""
     with jax_settings_restored():
         placement = backend.initialize(config)
-        runner = make_runner(config, envs.make(config.env, **config.env_kwargs), placement)
+        runner = make_runner(config, config.make_env(), placement)
         with closing(runner):
             return runner.abstract_state(), placement.at_hand
