@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from numbers import Integral
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_scale import envs
 from jaxrl_scale.config import Config, check_run, files
-from jaxrl_scale.envs.draw import side_by_side
 from jaxrl_scale.errors import RunError, how_many, one_line, printable
-from jaxrl_scale.loop import host_rollout, rollout
+from jaxrl_scale.loop import film
 from jaxrl_scale.loop.evaluator import LONGEST_EPISODE, make_alike, make_evaluator
 from jaxrl_scale.loop.host_runner import HostRunner
 from jaxrl_scale.loop.keys import agent_seeds
@@ -35,14 +32,6 @@ from jaxrl_scale.records import pieces, provenance
 from jaxrl_scale.records.checkpoint import restore_some
 from jaxrl_scale.records.run_directory import read_starts
 from jaxrl_scale.types import Algorithm, Array, Environment, HostEnvironment, Played, PyTree
-from jaxrl_scale.user_code import errors_in_one_line
-
-LONGEST_VIDEO = 1_000
-"""Frames of a video of a game on the host, where a game may have a hundred thousand."""
-
-Pictures = Generator[tuple[np.ndarray, np.ndarray]]
-"""Step by step, what ``n`` environments look like, ``[n, height, width, 3]`` uint8, and which of
-their first episodes are over, ``[n]`` bool."""
 
 
 @dataclass(repr=False)
@@ -280,96 +269,19 @@ class Agent:
         """The frames of an episode in our environment, each ``[height, width, 3]`` uint8, or of
         several episodes with starts of their own, side by side (`draw.side_by_side`). An episode
         that has ended stands still until all have. Of games on the host these are the first
-        `LONGEST_VIDEO` frames."""
+        `film.LONGEST_VIDEO` frames."""
         seed, games = given_number("seed", seed, 0), given_number("games", games)
-        play = self._pictures_on_host if envs.on_host(self.env) else self._pictures
-        frames, shown, over = [], None, np.zeros(games, bool)
-        with (
-            backend.settings_of(self.config),
-            self._as_it_was(),
-            closing(play(seed, greedy, games)) as pictures,
-        ):
-            for seen, done in pictures:
-                if shown is not None and seen.shape != shown.shape:
-                    raise _of_two_sizes(self.env, shown[0], seen[0])
-                shown = seen if shown is None else np.where(over[:, None, None, None], shown, seen)
-                over = done
-                frames.append(side_by_side(shown))
-        return frames
-
-    def _pictures(self, seed: int, greedy: bool, games: int) -> Pictures:
-        env: Any = self.env
-        if getattr(env, "render", None) is None:
-            raise RunError(
-                f"{self.env.spec.id} has no method render(state) that draws it, so there can be no "
-                "video"
-            )
-        key_act, key_reset, key_steps = jax.random.split(jax.random.key(seed), 3)
-        self.reset()
-        self._key = key_act
-        game = jax.jit(lambda key: rollout.reset(env, key, games))(key_reset)
-        step = jax.jit(lambda keys, game, action: rollout.step(env, keys, game, action))
-
-        def drawn() -> np.ndarray:
-            state = jax.tree.map(np.asarray, game.state)
-            states = [jax.tree.map(lambda x, k=k: x[k], state) for k in range(games)]
-            pictures = [_picture(env, partial(env.render, state)) for state in states]
-            for picture in pictures:
-                if picture.shape != pictures[0].shape:
-                    raise _of_two_sizes(env, pictures[0], picture)
-            return np.stack(pictures)
-
-        done = np.zeros(games, bool)
-        yield drawn(), done
-        for t in range(self.env.spec.max_episode_steps or LONGEST_EPISODE):
-            action = self.act(np.asarray(game.obs), greedy, np.asarray(game.is_first))
-            keys = jax.random.split(jax.random.fold_in(key_steps, t), (games, 2))
-            game, _ = step(keys, game, jnp.asarray(action))
-            done = done | np.asarray(game.ended)
-            yield drawn(), done
-            if done.all():
-                return
-
-    def _pictures_on_host(self, seed: int, greedy: bool, games: int) -> Pictures:
         env: Any = self.env
 
-        def act(t: int, obs: np.ndarray, is_first: np.ndarray) -> np.ndarray:
+        def act(obs: np.ndarray, is_first: np.ndarray) -> np.ndarray:
             return self._act(obs, greedy, is_first)
 
-        self.reset(seed)
-        seeds = (seed + np.arange(games)) % 2**31
-        played = host_rollout.play(env, act, seeds, 1, LONGEST_VIDEO)
-        with closing(played):
-            for simulator, _, done in itertools.islice(played, LONGEST_VIDEO):
-                render = getattr(simulator, "render", None)
-                if render is None:
-                    raise RunError(
-                        f"{env.spec.id} has no simulator with render(), so there can be no video"
-                    )
-                yield _picture(env, render, games), done
-
-
-def _picture(env: Any, render: Callable[[], Any], games: int | None = None) -> np.ndarray:
-    """What an environment, which may be the user's, looks like, or so many games of it, checked."""
-    what = f"{env.spec.id}: render"
-    with errors_in_one_line(what):
-        picture = np.asarray(render())
-    several = () if games is None else (games,)
-    fits = picture.dtype == np.uint8 and picture.ndim == len(several) + 3 and picture.size
-    if not fits or picture.shape[:-3] != several or picture.shape[-1] != 3:
-        shape = ", ".join(map(str, picture.shape))
-        wanted = ", ".join(map(str, (*several, "height", "width", 3)))
-        raise RunError(
-            f"{what} returned {picture.dtype} [{shape}]; it should return uint8 [{wanted}]"
-        )
-    return picture
-
-
-def _of_two_sizes(env: Any, *pictures: np.ndarray) -> RunError:
-    sizes = " and ".join(str(list(picture.shape)) for picture in pictures)
-    return RunError(
-        f"{env.spec.id}: render returned pictures of two sizes, {sizes}; all should have one"
-    )
+        with backend.settings_of(self.config), self._as_it_was():
+            self.reset(seed)
+            if envs.on_host(env):
+                return film.frames(env, film.on_host(env, act, seed, games))
+            self._key, key_reset, key_steps = jax.random.split(self._key, 3)
+            return film.frames(env, film.on_devices(env, act, key_reset, key_steps, games))
 
 
 def load(
