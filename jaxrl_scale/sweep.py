@@ -44,9 +44,8 @@ from jaxrl_scale.records.progress import Clock
 from jaxrl_scale.records.run_directory import holds_run, short
 from jaxrl_scale.search import conclusion, model, orders, rungs, space, stages, sweep_file
 from jaxrl_scale.search.orders import Order
-from jaxrl_scale.search.plan import MOST, Chunk, Plan, Start, configs_of
+from jaxrl_scale.search.plan import MOST, Chunk, Plan, Search, Start, configs_of
 from jaxrl_scale.search.space import Range, Setting
-from jaxrl_scale.search.stages import Search
 from jaxrl_scale.train import Stretch, settings_told, train_among
 
 # --- training -------------------------------------------------------------------------------

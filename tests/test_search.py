@@ -63,6 +63,11 @@ needs_optuna = pytest.mark.skipif(
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.py"))
 
 
+def asked(*given):
+    """The sweep that these arguments ask for."""
+    return sweep._asked(*sweep._parser().parse_known_args(given))
+
+
 # --- what is drawn --------------------------------------------------------------------------
 
 
@@ -353,8 +358,7 @@ def test_agents_go_on_from_where_their_parents_stopped_and_from_nowhere_else(mon
     ],
 )
 def test_the_file_of_a_sweep_says_all_that_it_depends_on(given, more):
-    given = [*given, "--algo.gamma=0.9,1", "--agents=16"]
-    told = sweep._asked(*sweep._parser().parse_known_args(given)).to_json()
+    told = asked(*given, "--algo.gamma=0.9,1", "--agents=16").to_json()
     assert told.keys() == more | {
         *("config", "settings", "seeds"),
         *("rungs", "factor", "perturb_every", "finalists", "fresh_seeds"),
@@ -414,20 +418,17 @@ def test_where_the_interquartile_mean_is_the_same_a_seed_that_learned_nothing_co
 def test_a_setting_that_was_stopped_is_no_finalist_and_a_finalist_alone_is_the_best():
     found = [Outcome(k, 0, int(k == 2), float(k), [], "chunk0", k) for k in range(4)]
     ranks = results.ranked(found)
-    search = sweep._asked(
-        *sweep._parser().parse_known_args(["--algo.gamma=0.9,1", "--finalists=3"])
-    )
+    search = asked("--algo.gamma=0.9,1", "--finalists=3")
     assert [one.setting for one in ranks] == [2, 3, 1, 0]
     assert stages.finals(search, Trained(found, [], []), ranks, None) == ranks[:1]
 
 
 def test_where_no_agent_has_a_score_no_setting_is_the_best(monkeypatch, tmp_path):
-    given = ["--algo.gamma=0.9,1", "--agents=2", "--seeds=1", f"--run_dir={tmp_path}"]
-    asked = sweep._asked(*sweep._parser().parse_known_args(given))
+    search = asked("--algo.gamma=0.9,1", "--agents=2", "--seeds=1", f"--run_dir={tmp_path}")
     found = [Outcome(setting, 0, 0, None, [], "chunk0", setting) for setting in (0, 1)]
-    monkeypatch.setattr(stages, "train_rungs", lambda *_: Trained(found, asked.settings, [[], []]))
+    monkeypatch.setattr(stages, "train_rungs", lambda *_: Trained(found, search.settings, [[], []]))
     with pytest.raises(RunError, match="no agent of the search has a finite loss") as told:
-        stages.train(asked, [[0, 1]], None)
+        stages.train(search, [[0, 1]], None)
     assert told.value.status == 3
 
 
@@ -698,6 +699,12 @@ def test_a_population_finds_the_best_of_a_known_objective():
     assert min(distance(setting) for setting in settings) < 0.05
 
 
+def of_a_population(folder, *more):
+    """A search with two agents, which change after each of three iterations."""
+    given = ["--iterations=3", "--perturb_every=1", "--seeds=1", "--agents=2", *more]
+    return asked("--algo.gamma=0.9,0.99", f"--run_dir={folder}", *given)
+
+
 def test_each_round_of_a_population_has_draws_of_its_own(monkeypatch, tmp_path):
     drawn = []
 
@@ -711,11 +718,9 @@ def test_each_round_of_a_population_has_draws_of_its_own(monkeypatch, tmp_path):
 
     monkeypatch.setattr(population, "exploited", exploited)
     monkeypatch.setattr(results, "outcomes", outcomes)
-    settings = [{"algo.gamma": 0.9}, {"algo.gamma": 0.99}]
     for seed in (0, 1):
-        train_population(
-            Config(iterations=3), [], settings, tmp_path, 1, seed, lambda chunks, start: True
-        )
+        search = of_a_population(tmp_path, f"--draw_seed={seed}")
+        train_population(search, lambda chunks, start: True)
     assert len(drawn) == len(set(drawn)) == 4
 
 
@@ -731,9 +736,9 @@ def test_agents_that_have_all_failed_are_not_trained_on(monkeypatch, tmp_path):
         return [Outcome(*who, 0, None, [], "round", 0) for who in chunks[0].named()]
 
     monkeypatch.setattr(results, "outcomes", outcomes)
-    config, settings = Config(iterations=3), [{"algo.gamma": 0.9}, {"algo.gamma": 0.99}]
-    found, *_ = train_population(config, [], settings, tmp_path, 1, 0, train)
-    found += train_history(config, settings, 1, "fresh", range(2), tmp_path, train)
+    search = of_a_population(tmp_path)
+    found, *_ = train_population(search, train)
+    found += train_history(search, search.settings, "fresh", range(2), train)
     assert [one.score for one in found] == [None] * 4
     assert trained == ["round0", "fresh-round0"]
 
@@ -1222,8 +1227,8 @@ def test_a_sweep_goes_on_with_other_devices_and_under_another_name(tmp_path, mon
 
     def begun(*more):
         given = ["--algo.gamma=0.9,1", "--agents=2", "--seeds=1", f"--run_dir={folder}", *more]
-        asked = sweep._asked(*sweep._parser().parse_known_args(given))
-        (chunk,) = asked.plan.chunks(0, sweep._begin(asked, None))
+        search = asked(*given)
+        (chunk,) = search.plan.chunks(0, sweep._begin(search, None))
         return chunk
 
     chunk = begun()

@@ -1,10 +1,12 @@
-"""Which agents train side by side: those that differ only in numbers are one program."""
+"""What a sweep searches, and which agents train side by side: those that differ only in numbers are
+one program."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +19,7 @@ from jaxrl_scale.loop.prepare import copies, jax_settings_restored, num_bytes
 from jaxrl_scale.loop.state import Agents, State
 from jaxrl_scale.parallel import backend
 from jaxrl_scale.parallel.machine import free_memory
-from jaxrl_scale.search.space import Setting, texts
+from jaxrl_scale.search.space import Draws, Range, Setting, texts
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,45 @@ class Plan:
             chunk_of(f"{before}chunk{k}", self.configs, part, self.seeds, self.stops[part[0]][rung])
             for k, part in enumerate(parts)
         ]
+
+
+class Search(NamedTuple):
+    """What a sweep searches, and how: the command's options, checked."""
+
+    base: Config  # to which the settings are changes
+    ranges: list[Range]
+    settings: list[Setting]  # the first of them, where a model proposes more
+    plan: Plan
+    folder: Path
+    agents: int
+    draw: Draws
+    draw_seed: int
+    rungs: int
+    factor: int
+    perturb_every: int
+    finalists: int
+    fresh_seeds: int
+
+    @property
+    def num_settings(self) -> int:
+        """Settings in all, those among them that a model is still to propose."""
+        if self.draw == "tpe":
+            return self.agents // len(self.plan.seeds)
+        return len(self.settings)
+
+    def to_json(self) -> dict[str, Any]:
+        """All that what is found depends on, as data for JSON."""
+        free = command_line.CHANGEABLE  # nothing that is found depends on it
+        config = {name: x for name, x in files.to_json(self.base).items() if name not in free}
+        told: dict[str, Any] = {"config": config, "settings": self.settings}
+        told["seeds"] = list(self.plan.seeds)
+        alike = ("rungs", "factor", "perturb_every", "finalists", "fresh_seeds")
+        told |= {name: getattr(self, name) for name in alike}
+        if self.draw == "tpe" or self.perturb_every:  # which draw more than the settings
+            told |= {"draw_seed": self.draw_seed, "ranges": [str(each) for each in self.ranges]}
+        if self.draw == "tpe":
+            told |= {"agents": self.agents}
+        return told
 
 
 def chunk_of(

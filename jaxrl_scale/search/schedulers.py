@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from jaxrl_scale.config import Config
 from jaxrl_scale.errors import how_many
 from jaxrl_scale.records.run_directory import read_object, write_json
 from jaxrl_scale.search import model, population, results, rungs, space
-from jaxrl_scale.search.plan import Chunk, Plan, Start, chunk_of, configs_of
+from jaxrl_scale.search.plan import Chunk, Plan, Search, Start, chunk_of, configs_of
 from jaxrl_scale.search.results import Outcome
-from jaxrl_scale.search.space import Range, Setting
+from jaxrl_scale.search.space import Setting
 
 TrainAll = Callable[[Sequence[Chunk], Start | None], bool]
 """Trains chunks, each in a run directory of its own; False where a signal stopped one."""
@@ -31,23 +31,16 @@ class Trained(NamedTuple):
 # --- successive halving -----------------------------------------------------------------------
 
 
-def train_rungs(
-    plan: Plan,
-    settings: Sequence[Setting],
-    folder: Path,
-    parts: list[list[int]],
-    factor: int,
-    train_all: TrainAll,
-) -> Trained | None:
+def train_rungs(search: Search, parts: list[list[int]], train_all: TrainAll) -> Trained | None:
     """Train all settings, and after each rung but the last one the best of them.
 
     Args:
       parts: which settings train side by side on the first rung.
-      factor: one setting of so many goes on.
 
     Returns:
       None where a signal stopped one.
     """
+    plan, folder = search.plan, search.folder
     last = len(plan.stops[0]) - 1
     before, found = list[Chunk](), list[Outcome]()
 
@@ -58,14 +51,14 @@ def train_rungs(
         found = results.going_on(found, results.outcomes(chunks, folder, rung))
         if rung < last:
             compared = [one for one in found if one.rung == rung]
-            kept, of = rungs.surviving(compared, factor), sum(map(len, parts))
+            kept, of = rungs.surviving(compared, search.factor), sum(map(len, parts))
             go = "goes" if len(kept) == 1 else "go"
             of_all = f"{len(kept)} of {how_many(of, 'setting')} {go} on"
             if not any(map(results.is_known, compared)):
                 of_all += "; no agent has ended an episode yet, so the first were taken"
             print(f"rung {rung + 1} of {last}: {of_all}", flush=True)
             before, parts = chunks, _side_by_side(folder / f"rung{rung + 1}.json", plan, kept)
-    return Trained(found, list(settings), [[setting] for setting in settings])
+    return Trained(found, search.settings, [[setting] for setting in search.settings])
 
 
 def _side_by_side(path: Path, plan: Plan, kept: Sequence[int]) -> list[list[int]]:
@@ -81,43 +74,27 @@ def _side_by_side(path: Path, plan: Plan, kept: Sequence[int]) -> list[list[int]
 # --- a model of the scores ----------------------------------------------------------------------
 
 
-def train_batches(
-    base: Config,
-    ranges: Sequence[Range],
-    first: Sequence[Setting],
-    number: int,
-    seeds: range,
-    most: int | None,
-    folder: Path,
-    seed: int,
-    train_all: TrainAll,
-) -> Trained | None:
+def train_batches(search: Search, train_all: TrainAll) -> Trained | None:
     """Train settings batch after batch, each to its end, of which a model of the scores so far
-    proposes all but the ``first``.
-
-    Args:
-      number: of settings in all.
-      most: agents that train side by side.
-      seed: of what the model draws.
-
-    Returns:
-      None where a signal stopped one. ``batch<k>.json`` says what batch k tries.
-    """
+    proposes all but the first. Returns None where a signal stopped one. ``batch<k>.json`` says what
+    batch k tries."""
+    base, folder, first, seeds = search.base, search.folder, search.settings, search.plan.seeds
     settings, found = list[Setting](), list[Outcome]()
-    batches = -(-number // len(first))
+    batches = -(-search.num_settings // len(first))
     for k in range(batches):
         path = folder / f"batch{k}.json"
         told = read_object(path)
         if told:
             settings += [space.from_texts(base, each) for each in told["settings"]]
         elif k:
-            count = min(len(first), number - len(settings))
-            ranks = results.ranked(found)
-            settings += model.proposed(ranges, settings, ranks, count, seed + k)
+            count = min(len(first), search.num_settings - len(settings))
+            ranks, seed = results.ranked(found), search.draw_seed + k
+            settings += model.proposed(search.ranges, settings, ranks, count, seed)
         else:
             settings += first
         configs = configs_of(base, settings)
-        plan = Plan(configs, [[each.num_iterations] for each in configs], seeds, most)
+        stops = [[each.num_iterations] for each in configs]
+        plan = replace(search.plan, configs=configs, stops=stops)
         new = range(k * len(first), len(settings))
         parts: list[list[int]] = told.get("chunks") or plan.divide(new)
         if not told:
@@ -136,25 +113,13 @@ def train_batches(
 # --- population-based training ------------------------------------------------------------------
 
 
-def train_population(
-    base: Config,
-    ranges: Sequence[Range],
-    settings: Sequence[Setting],
-    folder: Path,
-    every: int,
-    seed: int,
-    train_all: TrainAll,
-) -> Trained | None:
+def train_population(search: Search, train_all: TrainAll) -> Trained | None:
     """Train a population of an agent for each setting, which change every so many iterations.
-
-    Args:
-      every: iterations between changes.
-      seed: of what is drawn.
-
-    Returns:
-      None where a signal stopped them. ``round<k>.json`` says what was decided before round k.
-    """
+    Returns None where a signal stopped them. ``round<k>.json`` says what was decided before round
+    k."""
+    base, settings, folder = search.base, search.settings, search.folder
     last, everyone = base.num_iterations, list(range(len(settings)))
+    every = search.perturb_every
     stops = [*range(every, last, every), last]
     parents, found, start = everyone, list[Outcome](), None
     histories = [[setting] for setting in settings]
@@ -170,12 +135,12 @@ def train_population(
         if _all_failed(found):
             break
         if until < last:
-            rng = np.random.default_rng([seed, k])
+            rng = np.random.default_rng([search.draw_seed, k])
             parents = population.exploited([one.score for one in found], rng)
             settings = [
                 settings[mine]
                 if parent == mine
-                else population.explored(settings[parent], ranges, rng)
+                else population.explored(settings[parent], search.ranges, rng)
                 for mine, parent in enumerate(parents)
             ]
             histories = [
@@ -185,28 +150,22 @@ def train_population(
             write_json(folder / f"round{k + 1}.json", {"parents": parents, "settings": settings})
             agents = chunk.named()
             start = Start([chunk], [agents[parent] for parent in parents])
-    return Trained(found, list(settings), histories)
+    return Trained(found, settings, histories)
 
 
 def train_history(
-    base: Config,
-    history: Sequence[Setting],
-    every: int,
-    name: str,
-    seeds: range,
-    folder: Path,
-    train_all: TrainAll,
+    search: Search, history: Sequence[Setting], name: str, seeds: range, train_all: TrainAll
 ) -> list[Outcome] | None:
-    """Train agents with settings that follow each other, each for so many iterations and the last
-    one to the end. Returns their outcomes; None where a signal stopped them."""
+    """Train agents with settings that follow each other as those of a population did, the last one
+    to the end. Returns their outcomes; None where a signal stopped them."""
     start, found = None, list[Outcome]()
     for k, setting in enumerate(history, 1):
         whole = f"{name}-round{k - 1}" if len(history) > 1 else name
-        until = k * every if k < len(history) else None
-        chunk = chunk_of(whole, configs_of(base, [setting]), [0], seeds, until)
+        until = k * search.perturb_every if k < len(history) else None
+        chunk = chunk_of(whole, configs_of(search.base, [setting]), [0], seeds, until)
         if not train_all([chunk], start):
             return None
-        found = results.going_on(found, results.outcomes([chunk], folder))
+        found = results.going_on(found, results.outcomes([chunk], search.folder))
         if _all_failed(found):
             break
         start = Start([chunk])

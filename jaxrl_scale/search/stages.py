@@ -4,14 +4,12 @@ fresh ones beside the starting config."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from jaxrl_scale.config import Config, command_line, files
 from jaxrl_scale.errors import NOT_FINITE, RunError, how_many
 from jaxrl_scale.records.run_directory import short
 from jaxrl_scale.search import results
-from jaxrl_scale.search.plan import Plan, shown
+from jaxrl_scale.search.plan import Search, shown
 from jaxrl_scale.search.results import Outcome, Ranked
 from jaxrl_scale.search.schedulers import (
     TrainAll,
@@ -21,39 +19,7 @@ from jaxrl_scale.search.schedulers import (
     train_population,
     train_rungs,
 )
-from jaxrl_scale.search.space import Draws, Range, Setting
-
-
-class Search(NamedTuple):
-    """What a sweep searches, and how: the command's options, checked."""
-
-    base: Config  # to which the settings are changes
-    ranges: list[Range]
-    settings: list[Setting]  # the first of them, where a model proposes more
-    plan: Plan
-    folder: Path
-    agents: int
-    draw: Draws
-    draw_seed: int
-    rungs: int
-    factor: int
-    perturb_every: int
-    finalists: int
-    fresh_seeds: int
-
-    def to_json(self) -> dict[str, Any]:
-        """All that what is found depends on, as data for JSON."""
-        free = command_line.CHANGEABLE  # nothing that is found depends on it
-        config = {name: x for name, x in files.to_json(self.base).items() if name not in free}
-        told: dict[str, Any] = {"config": config, "settings": self.settings}
-        told["seeds"] = list(self.plan.seeds)
-        alike = ("rungs", "factor", "perturb_every", "finalists", "fresh_seeds")
-        told |= {name: getattr(self, name) for name in alike}
-        if self.draw == "tpe" or self.perturb_every:  # which draw more than the settings
-            told |= {"draw_seed": self.draw_seed, "ranges": [str(each) for each in self.ranges]}
-        if self.draw == "tpe":
-            told |= {"agents": self.agents}
-        return told
+from jaxrl_scale.search.space import Setting
 
 
 class Found(NamedTuple):
@@ -96,22 +62,19 @@ def train(search: Search, parts: list[list[int]], train_all: TrainAll) -> Found 
 
 
 def _search(search: Search, parts: list[list[int]], train_all: TrainAll) -> Trained | None:
-    base, ranges, settings, folder = search.base, search.ranges, search.settings, search.folder
-    plan, by_model = search.plan, search.draw == "tpe"
-    count = search.agents // len(plan.seeds) if by_model else len(settings)
+    by_model = search.draw == "tpe"
+    seeds = how_many(len(search.plan.seeds), "seed")
     print(
-        f"{how_many(count, 'setting')} with {how_many(len(plan.seeds), 'seed')} each, "
+        f"{how_many(search.num_settings, 'setting')} with {seeds} each, "
         + ("in batches" if by_model else how_many(len(parts), "chunk"))
-        + f"; in {short(folder)}",
+        + f"; in {short(search.folder)}",
         flush=True,
     )
     if by_model:
-        seeds, most, seed = plan.seeds, plan.most, search.draw_seed
-        return train_batches(base, ranges, settings, count, seeds, most, folder, seed, train_all)
+        return train_batches(search, train_all)
     if search.perturb_every:
-        every, seed = search.perturb_every, search.draw_seed
-        return train_population(base, ranges, settings, folder, every, seed, train_all)
-    return train_rungs(plan, settings, folder, parts, search.factor, train_all)
+        return train_population(search, train_all)
+    return train_rungs(search, parts, train_all)
 
 
 def finals(
@@ -166,5 +129,4 @@ def _train_unseen(
     or, where there were some, the fresh ones (1)."""
     first = max(one.seed for one in trained.found) + 1 + block * search.fresh_seeds
     seeds = range(first, first + search.fresh_seeds)
-    every, folder = search.perturb_every, search.folder
-    return train_history(search.base, history, every, name, seeds, folder, train_all)
+    return train_history(search, history, name, seeds, train_all)
