@@ -133,8 +133,7 @@ def _begun(what: str, env: Any, simulator: Any) -> list[np.ndarray]:
 
 def some_action(space: Discrete | Box) -> np.ndarray:
     """An action that every environment with this space takes: 0, or what is nearest to it."""
-    first = np.clip(0, space.low, space.high) if isinstance(space, Box) else 0
-    return np.full(space.shape, first, space.dtype)
+    return np.asarray(space.clip(np.zeros(space.shape, space.dtype)))
 
 
 def check_seen(spec: EnvSpec, obs: Any, number: int, what: str = "") -> np.ndarray:
@@ -254,11 +253,9 @@ def check_spec(what: str, spec: Any) -> None:
     if steps is not None and not _is_whole(steps):
         should = f"None or a whole number from 1 to {INT32_MAX}"
         _refuse_value(what, "spec.max_episode_steps", steps, should)
-
     if not _is_whole(spec.frames_per_step):
         should = "a whole number of at least 1"
         _refuse_value(what, "spec.frames_per_step", spec.frames_per_step, should)
-
     worst = spec.worst_return
     if worst is not None and not (_is_number(worst) and math.isfinite(worst)):
         _refuse_value(what, "spec.worst_return", worst, "None or a finite number")
@@ -269,8 +266,11 @@ def check_spec(what: str, spec: Any) -> None:
         _refuse_value(what, "spec.info", spec.info, should)
     for name in spec.info:
         _check_name(what, "spec.info's name", name)
+    _check_actions(what, spec.action)
 
-    action = spec.action
+
+def _check_actions(what: str, action: Any) -> None:
+    """As `check_spec`, of the actions."""
     if isinstance(action, Discrete):
         if not _is_whole(action.n):
             _refuse_value(what, "spec.action.n", action.n, "a whole number of at least 1")
