@@ -1,4 +1,4 @@
-"""The contracts that the whole package shares, and the glossary of axes.
+"""The contracts that the whole package shares, and the glossary.
 
 Axes, always in this order when several meet:
 
@@ -11,6 +11,10 @@ Axes, always in this order when several meet:
 ``T``  time within one rollout
 ``B``  environments of one shard
 ====== ==============================================================================
+
+The **host** is where Python runs, beside the devices, and where libraries outside JAX step their
+environments. The processes of a run, of which one machine may have several, are **peers**
+(`jaxrl_scale.parallel.peers`).
 
 An algorithm's equations see ``[T, B]``; its ``update`` sees ``[S, T, B]``, where ``S``
 counts the shards that live on the calling device.
