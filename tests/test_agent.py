@@ -272,13 +272,13 @@ def test_each_agent_of_a_population_acts_with_weights_of_its_own():
 
 
 def test_an_episode_is_recorded_with_the_actions_that_were_asked_for(monkeypatch):
-    agent, asked, act = untrained(), [], Agent.act
+    agent, asked, act = untrained(), [], Agent._act
 
-    def noted(self, obs, greedy=True, is_first=None):
+    def noted(self, obs, greedy, is_first):
         asked.append((greedy, is_first.tolist()))
         return act(self, obs, greedy, is_first)
 
-    monkeypatch.setattr(Agent, "act", noted)
+    monkeypatch.setattr(Agent, "_act", noted)
     for greedy in (True, False):
         asked.clear()
         frames = agent.record(greedy=greedy)

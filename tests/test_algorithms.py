@@ -239,6 +239,17 @@ def test_what_a_reset_step_holds_reaches_nothing(name, anything):
 
 
 @every_algorithm
+def test_the_reward_of_a_reset_step_reaches_nothing(name):
+    """Where rewards are scaled, the loop's zeros there are relied upon."""
+    scaled = "scale_rewards" in algorithms.options(name)
+    _, _, start, update = updating(name, **({"scale_rewards": False} if scaled else {}))
+    rollout = acted(name, 0)
+    spoiled = rollout._replace(reward=np.where(rollout.valid, rollout.reward, np.float32(1e3)))
+    assert differing(rollout.reward, spoiled.reward) != []
+    assert differing(update(start, rollout), update(start, spoiled)) == []
+
+
+@every_algorithm
 def test_the_statistics_are_those_of_the_observations_that_a_step_was_taken_from(name):
     _, _, start, update = updating(name)
     rollout = acted(name, 1)

@@ -109,12 +109,18 @@ def config_of(S, T, B, **options):
     return Config(algo=ppo.Config(**options), **whole)
 
 
-def updated(rollout, exact=True, config=None, **options):
+def beginning(rollout, exact=True, config=None, **options):
+    """The algorithm for such a rollout, and its state before the first update."""
     S, T, B = rollout.valid.shape
     config = config or config_of(S, T, B, **options)
     algo = ppo.make(config, SPEC, local_pool(S, exact))
-    shared = first_shared(algo, config)
-    local = jnp.zeros((S, B))
+    return algo, first_shared(algo, config)
+
+
+def updated(rollout, *how, **options):
+    """What the first update of `beginning` returns."""
+    algo, shared = beginning(rollout, *how, **options)
+    local = jnp.zeros((rollout.valid.shape[0], rollout.valid.shape[2]))
     return jax.jit(algo.update)(shared, local, rollout, jax.random.key(1), time_at(0))
 
 
@@ -135,7 +141,7 @@ def test_advantages_are_normalised_by_moments_of_the_whole_minibatch():
     own = {"epochs": 1, "minibatch_size": 2 * 16 * 4, "entropy_coef": 0.0, "value_coef": 0.0}
     _, _, metrics = updated(shifted, **own)
     # One gradient step on one minibatch: its policy gradient, worked out with NumPy moments.
-    start = updated(shifted, **own, learning_rate=0.0)[0].params
+    start = beginning(shifted, **own)[1].params
     network = networks.make(Config(), EnvSpec("twin", (4,), Discrete(2)))
     reward = shifted.reward.reshape(-1)  # of episodes of one step
     advantage = reward - shifted.extras[1].reshape(-1)
@@ -156,7 +162,7 @@ def test_each_minibatch_is_normalised_by_its_own_moments():
     """So that the loss of the policy that acted is 0 in each of them."""
     rollout = rollout_of(4, 2, 16, 4)
     own = {"epochs": 1, "minibatch_size": 16, "learning_rate": 0.0}
-    start = updated(rollout, **own)[0].params
+    start = beginning(rollout, **own)[1].params
     network = networks.make(Config(), SPEC)
     policy, _ = network.apply(start, rollout.obs[:, :-1])
     acted = np.asarray(network.policy.log_prob(policy, rollout.action)), rollout.extras[1]

@@ -1,5 +1,6 @@
 """What DQN, Ape-X and PQN share: their equations by hand."""
 
+import functools
 import types
 
 import jax
@@ -124,8 +125,9 @@ OPTIONS = {
 }
 
 
+@functools.cache
 def program(name):
-    """A config and its algorithm."""
+    """A config, its algorithm, the state of its shards and its compiled update."""
     config = Config(
         num_envs=S * B,
         num_shards=S,
@@ -135,18 +137,23 @@ def program(name):
         algo=algos.get(name).Config(**OPTIONS[name]),
     )
     cfg.check(config)
-    return config, algos.get(name).make(config, SPEC, local_pool(S))
+    algo = algos.get(name).make(config, SPEC, local_pool(S))
+    local = jax.vmap(algo.init_local, (None, 0))(jax.random.key(0), jnp.arange(S))
+    return config, algo, local, jax.jit(algo.update)
+
+
+def acted():
+    """A random rollout with what Ape-X's acting says beside the actions."""
+    values = np.random.default_rng(0).normal(size=(2, S, T, B)).astype(np.float32)
+    rollout = rollout_of(0, S, T, B, actions=2, extras=tuple(values))
+    return jax.tree.map(jnp.asarray, rollout)
 
 
 @pytest.mark.parametrize("name", ["dqn", "apex"])
 def test_a_hard_target_is_copied_when_it_is_due(name):
-    config, algo = program(name)
-    local = jax.vmap(algo.init_local, (None, 0))(jax.random.key(0), jnp.arange(S))
-    start = first_shared(algo, config)
+    config, algo, local, update = program(name)  # four gradient steps of a period of eight
+    start, rollout = first_shared(algo, config), acted()
     start = start._replace(target_params=first_shared(algo, config, 7).params)
-    values = np.random.default_rng(0).normal(size=(2, S, T, B)).astype(np.float32)
-    rollout = rollout_of(0, S, T, B, actions=2, extras=tuple(values))
-    update = jax.jit(algo.update)  # four gradient steps of a period of eight
     half, *_ = update(start, local, rollout, jax.random.key(1), time_at(0))
     assert differing(half.target_params, start.target_params) == []
     assert differing(half.params, start.params) != []
@@ -158,7 +165,7 @@ def test_a_hard_target_is_copied_when_it_is_due(name):
 
 @pytest.mark.parametrize("name", ["dqn", "pqn"])
 def test_a_sampled_evaluation_explores_as_at_the_end_of_training(name):
-    config, algo = program(name)
+    config, algo, *_ = program(name)
     shared, obs = first_shared(algo, config), jnp.ones((2000, 4))
     local = algo.init_local(jax.random.key(0), 0)
 
@@ -182,9 +189,7 @@ def test_a_dueling_network_needs_a_layer():
 
 @pytest.mark.parametrize(("name", "iteration", "epsilon"), [("dqn", 1, 0.75), ("pqn", 4, 0.5)])
 def test_the_probability_of_a_random_action_is_reported(name, iteration, epsilon):
-    config, algo = program(name)
-    local = jax.vmap(algo.init_local, (None, 0))(jax.random.key(0), jnp.arange(S))
-    rollout = jax.tree.map(jnp.asarray, rollout_of(0, S, T, B, actions=2))
+    config, algo, local, update = program(name)
     start, key = first_shared(algo, config), jax.random.key(1)
-    *_, metrics = jax.jit(algo.update)(start, local, rollout, key, time_at(iteration))
+    *_, metrics = update(start, local, acted(), key, time_at(iteration))
     assert float(metrics["epsilon"]) == pytest.approx(epsilon)

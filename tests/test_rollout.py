@@ -1,5 +1,7 @@
 """The auto-reset contract, episode sums, and whole episodes."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,8 +36,14 @@ def collect(env, length, num_envs=2, envs=None, carry=None):
     return rollout.collect(env, algo, length, (), (), carry, envs, jax.random.key(1))
 
 
+@functools.cache
+def eight_steps():
+    """Of two environments whose episodes have three."""
+    return collect(Counter(length=3), 8)
+
+
 def test_the_step_after_an_end_is_a_reset_and_no_experience():
-    _, _, rolled, *_ = collect(Counter(length=3), 8)
+    _, _, rolled, *_ = eight_steps()
     obs, first = rolled.obs[:, 0, 0], rolled.is_first[:, 0]
     # Steps 0 to 2 play, step 3 resets, steps 4 to 6 play, step 7 resets.
     np.testing.assert_array_equal(obs, [0, 1, 2, 3, 0, 1, 2, 3, 0])
@@ -64,7 +72,7 @@ def test_episodes_go_on_across_rollouts():
 
 
 def test_an_episode_that_follows_another_begins_with_a_return_of_0():
-    *_, episodes, _ = collect(Counter(length=3), 8)
+    *_, episodes, _ = eight_steps()
     assert int(episodes.ended) == 2 * 2
     assert float(episodes.total_return) == 2 * 2 * (1 + 2 + 3)
     assert int(episodes.total_length) == 2 * 2 * 3
@@ -105,7 +113,7 @@ def test_no_ended_episode_is_ever_stepped():
 
 
 def test_steps_count_valid_transitions_only():
-    *_, episodes, info = collect(Counter(length=3), 8)
+    *_, episodes, info = eight_steps()
     assert int(episodes.steps) == 2 * 6
     assert info == {}
 
@@ -138,7 +146,7 @@ def test_an_environments_own_numbers_are_summed_over_valid_steps_and_over_ends()
 
 
 def test_a_policy_sees_where_episodes_begin():
-    _, _, rolled, *_ = collect(Counter(length=3), 8)
+    _, _, rolled, *_ = eight_steps()
     np.testing.assert_array_equal(rolled.extras["memory"][:, 0], [1, 2, 3, 4, 1, 2, 3, 4])
 
 
