@@ -1011,13 +1011,13 @@ def test_a_copy_goes_on_from_its_parent_with_its_own_seed_and_setting(population
     folder = population_folder
     agents = table(folder / "agents.csv")
     assert [row["seed"] for row in agents] == list("0123")
+    config = files.read_config(folder / "round1" / "config.json")
+    runner = runner_of(config.replace(devices=1))  # of both: they differ in numbers alone
     for k in (1, 2):
         decided = json.loads((folder / f"round{k}.json").read_text())
         parents, settings = decided["parents"], decided["settings"]
         replaced = [agent for agent, parent in enumerate(parents) if parent != agent]
         assert len(replaced) == 1
-        config = files.read_config(folder / f"round{k}" / "config.json").replace(devices=1)
-        runner = runner_of(config)
         before = saved(folder / f"round{k - 1}", runner)
         numbers = {
             name: np.float32([setting[f"algo.{name}"] for setting in settings])
