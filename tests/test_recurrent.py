@@ -1,6 +1,7 @@
 """PPO with a memory: against a slow NumPy twin, its resets, its sequences, its exactness."""
 
 import dataclasses
+import functools
 import importlib
 import re
 import sys
@@ -144,8 +145,9 @@ def two_episodes(rng):
     return together, apart
 
 
-def updated(rollout, exact=True):
-    _, T, B = rollout.valid.shape
+@functools.cache
+def program(T, B, exact):
+    """A compiled update, and the state before the first."""
     config = Config(
         num_envs=B,
         num_shards=1,
@@ -155,8 +157,13 @@ def updated(rollout, exact=True):
     )
     check(config)
     algo = ppo.make(config, SPEC, local_pool(1, exact))
-    shared = first_shared(algo, config)
-    return jax.jit(algo.update)(shared, jnp.zeros((1, B)), rollout, jax.random.key(1), time_at(0))
+    return jax.jit(algo.update), first_shared(algo, config)
+
+
+def updated(rollout, exact=True):
+    _, T, B = rollout.valid.shape
+    update, shared = program(T, B, exact)
+    return update(shared, jnp.zeros((1, B)), rollout, jax.random.key(1), time_at(0))
 
 
 def assert_near(one, other):
