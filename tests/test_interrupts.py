@@ -189,14 +189,14 @@ import ctypes
 
 from jaxrl_scale.config import Launch
 from jaxrl_scale.loop import stop
-from jaxrl_scale.parallel import hosts
+from jaxrl_scale.parallel import peers
 from jaxrl_scale.parallel.cluster import Cluster
 
 stop.PATIENCE = 0.3
 mutex = ctypes.create_string_buffer(64)
 lock = ctypes.CDLL(None).pthread_mutex_lock
 k, number, port = map(int, sys.argv[1:])
-link = hosts.join(Cluster(number, k, "127.0.0.1", port), Launch())
+link = peers.join(Cluster(number, k, "127.0.0.1", port), Launch())
 link.prepare_end("; go on by --resume", lambda: None)
 with link.end_together(), stop.StopRequest(link):
     link.barrier("all are here")

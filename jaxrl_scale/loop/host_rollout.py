@@ -240,7 +240,7 @@ def play(
         ended, is_first = done.copy(), ~done
         yield simulator, played, done
         for t in itertools.count():
-            action = clipped(env.spec, act(t, obs, is_first))
+            action = env.spec.action.clip(act(t, obs, is_first))
             with _told(env):
                 simulator.send(action.astype(env.spec.action.dtype))  # its own, as in training
                 seen = check_step(env.spec, simulator.receive(), len(seeds))
@@ -268,9 +268,3 @@ def _told(env: HostEnvironment) -> Iterator[None]:
     what = f"environment {env.spec.id!r}"
     with errors_in_one_line(what), waiting(what):
         yield
-
-
-def clipped(spec: EnvSpec, action: np.ndarray) -> np.ndarray:
-    """What is sent to an environment for the actions that a policy chose."""
-    space = spec.action
-    return np.clip(action, space.low, space.high) if isinstance(space, Box) else action

@@ -236,7 +236,7 @@ class HostRunner(PlacedAgents):
             )
             devices = devices._replace(local=devices.local._replace(carry=carry))
             chosen = to_host(action)
-            sent = host_rollout.clipped(self.env.spec, chosen)
+            sent = self.env.spec.action.clip(chosen)
             self._stage.send(k, sent)
             rolled.action[:, :, group, t] = chosen
             games.actions[:, :, group, since + t] = sent
