@@ -60,6 +60,7 @@ class Parts:
         self._form: Any = jax.tree.structure(state)
 
     def of(self, state: PyTree) -> list[Array]:
+        """Those of a state. Raises a `TypeError` if it has another form."""
         if jax.tree.structure(state) != self._form:
             raise TypeError("step returns a state of another form than reset")
         return [
@@ -69,6 +70,7 @@ class Parts:
         ]
 
     def together(self, parts: list[Array]) -> PyTree:
+        """The state that `of` was given."""
         left = iter(parts)
 
         def leaf(like: Any) -> Any:
