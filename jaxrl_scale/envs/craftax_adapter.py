@@ -18,7 +18,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_scale.envs import libraries
-from jaxrl_scale.errors import RunError
 from jaxrl_scale.options import INT32_MAX
 from jaxrl_scale.types import Array, Discrete, EnvSpec, Key, TimeStep
 from jaxrl_scale.user_code import errors_in_one_line
@@ -39,10 +38,7 @@ def make(name: str, **kwargs: Any) -> CraftaxEnv:
         env = craftax.make_craftax_env_from_name(name, auto_reset=False)
         params = env.default_params
     fields = [field.name for field in dataclasses.fields(params)]
-    if unknown := sorted(set(kwargs) - set(fields)):
-        raise RunError(
-            f"{what} has no parameter {', '.join(unknown)}; its parameters: {', '.join(fields)}"
-        )
+    libraries.check_parameters(what, kwargs, fields)
     with errors_in_one_line(what):
         return CraftaxEnv(f"craftax:{name}", env, dataclasses.replace(params, **kwargs))
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_scale.envs.libraries import settled
+from jaxrl_scale.envs.libraries import check_parameters, settled
 from jaxrl_scale.errors import RunError, closest
 from jaxrl_scale.types import Array, Box, Discrete, EnvSpec, Key, PyTree, TimeStep
 from jaxrl_scale.user_code import errors_in_one_line
@@ -37,12 +37,9 @@ def make(name: str, **kwargs: Any) -> GymnaxEnv:
     env, params = gymnax.make(name)
     arguments = set(inspect.signature(type(env)).parameters)
     fields = {field.name for field in dataclasses.fields(params)} - arguments
-    if unknown := sorted(set(kwargs) - arguments - fields):
-        raise RunError(
-            f"environment 'gymnax:{name}' has no parameter {', '.join(unknown)}; "
-            f"its parameters: {', '.join(sorted(arguments | fields))}"
-        )
-    with errors_in_one_line(f"environment 'gymnax:{name}'"):
+    what = f"environment 'gymnax:{name}'"
+    check_parameters(what, kwargs, sorted(arguments | fields))
+    with errors_in_one_line(what):
         if arguments & set(kwargs):
             env, params = gymnax.make(name, **{k: kwargs[k] for k in arguments & set(kwargs)})
         params = dataclasses.replace(params, **{k: kwargs[k] for k in fields & set(kwargs)})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import warnings
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -38,6 +39,14 @@ def check_known(library: str, name: str, known: tuple[str, ...]) -> None:
     if name not in known:
         near = nearest(name, known) or f"; it has {', '.join(sorted(known))}"
         raise RunError(f"{library} has no environment {name!r}{near}")
+
+
+def check_parameters(what: str, given: Iterable[str], known: Sequence[str]) -> None:
+    """Raise a `RunError` if an environment is given parameters that it does not have."""
+    if unknown := sorted(set(given) - set(known)):
+        raise RunError(
+            f"{what} has no parameter {', '.join(unknown)}; its parameters: {', '.join(known)}"
+        )
 
 
 def settled(leaf: Any) -> Array:
