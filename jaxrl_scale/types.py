@@ -33,12 +33,18 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 Array = jax.Array
 Key = jax.Array
 """A typed PRNG key, ``jax.random.key``."""
 PyTree = Any
+
+
+def is_key(x: Any) -> bool:
+    """Whether what has a dtype, an array or its shape, is one of keys."""
+    return jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key)
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,13 @@ _BUILT_IN = {
     "LunarLander-v3": "lunar_lander:LunarLander",
     "LunarLanderContinuous-v3": "lunar_lander:LunarLanderContinuous",
 }
+_LIBRARIES = {
+    "gymnax": "gymnax_adapter:make",
+    "brax": "brax_adapter:make_brax",
+    "playground": "brax_adapter:make_playground",
+    "craftax": "craftax_adapter:make",
+}
+"""Of environments in JAX, by what their names begin with."""
 _GYMNAX_FAMILIES = ("-MinAtar", "-bsuite", "-misc")
 
 
@@ -69,8 +76,7 @@ def make(name: str, /, **kwargs: Any) -> Any:
         environment does not keep the contract.
     """
     if name in _BUILT_IN:
-        module, _, cls = _BUILT_IN[name].partition(":")
-        build = getattr(importlib.import_module(f"{__name__}.{module}"), cls)
+        build = _imported(_BUILT_IN[name])
         _check_parameters(name, build, kwargs)
         kwargs = _checked(build, kwargs)
         try:
@@ -85,22 +91,17 @@ def make(name: str, /, **kwargs: Any) -> Any:
     return env
 
 
+def _imported(place: str) -> Any:
+    """What ``module:name`` means in this package."""
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+
+
 def _make_other(name: str, kwargs: dict[str, Any]) -> tuple[Any, bool]:
     """An environment from outside the package, and whether it is the user's own."""
-    if name.startswith("gymnax:"):
-        from jaxrl_scale.envs import gymnax_adapter
-
-        return gymnax_adapter.make(name.removeprefix("gymnax:"), **kwargs), False
-    if name.startswith("craftax:"):
-        from jaxrl_scale.envs import craftax_adapter
-
-        return craftax_adapter.make(name.removeprefix("craftax:"), **kwargs), False
-    if name.startswith(("brax:", "playground:")):
-        from jaxrl_scale.envs import brax_adapter
-
-        library, _, there = name.partition(":")
-        build = brax_adapter.make_brax if library == "brax" else brax_adapter.make_playground
-        return build(there, **kwargs), False
+    library, colon, there = name.partition(":")
+    if colon and library in _LIBRARIES:
+        return _imported(_LIBRARIES[library])(there, **kwargs), False
     if name.startswith("gymnasium:"):
         from jaxrl_scale.envs import gymnasium_adapter
 

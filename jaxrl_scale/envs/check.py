@@ -22,6 +22,7 @@ from jaxrl_scale.types import (
     HostEnvironment,
     HostStep,
     TimeStep,
+    is_key,
 )
 from jaxrl_scale.user_code import describe, errors_in_one_line, show_arrays
 
@@ -229,7 +230,7 @@ def _check_repeats(what: str, env: Any, name: str, *arguments: Any) -> None:
 
 def _bytes(constant: Any) -> bytes:
     """Of a constant of a program, which may be a key."""
-    if jnp.issubdtype(jnp.result_type(constant), jax.dtypes.prng_key):
+    if is_key(constant):
         constant = jax.random.key_data(constant)
     return np.asarray(constant).tobytes()
 
@@ -338,7 +339,7 @@ def _check_state(what: str, before: Any, after: Any) -> None:
     named, others = jax.tree_util.tree_flatten_with_path(before)[0], jax.tree.leaves(after)
     for (path, one), other in zip(named, others, strict=True):
         part = f"{what}: state{jax.tree_util.keystr(path)}"
-        if jnp.issubdtype(one.dtype, jax.dtypes.prng_key):  # NumPy could not save it
+        if is_key(one):  # NumPy could not save it
             raise RunError(
                 f"{part} is a key; keep its words, jax.random.key_data(key), and make a key of "
                 "them by jax.random.wrap_key_data"

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_scale.errors import RunError, nearest
-from jaxrl_scale.types import Array, PyTree
+from jaxrl_scale.types import Array, PyTree, is_key
 from jaxrl_scale.user_code import errors_in_one_line
 
 
@@ -73,7 +73,7 @@ class Parts:
         if jax.tree.structure(state) != self._form:
             raise TypeError("step returns a state of another form than reset")
         return [
-            jax.random.key_data(leaf) if _is_key(like) else settled(leaf)
+            jax.random.key_data(leaf) if is_key(like) else settled(leaf)
             for leaf, like in zip(jax.tree.leaves(state), self._leaves, strict=True)
             if like.size
         ]
@@ -85,10 +85,6 @@ class Parts:
         def leaf(like: Any) -> Any:
             if not like.size:
                 return jnp.zeros(like.shape, like.dtype)
-            return jax.random.wrap_key_data(next(left)) if _is_key(like) else next(left)
+            return jax.random.wrap_key_data(next(left)) if is_key(like) else next(left)
 
         return jax.tree.unflatten(self._form, [leaf(like) for like in self._leaves])
-
-
-def _is_key(leaf: Any) -> bool:
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)

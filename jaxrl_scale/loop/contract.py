@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.options import traced
 from jaxrl_scale.records.pieces import named_leaves
-from jaxrl_scale.types import Algorithm, Array, Box, Discrete, EnvSpec, PyTree, Time
+from jaxrl_scale.types import Algorithm, Array, Box, Discrete, EnvSpec, PyTree, Time, is_key
 from jaxrl_scale.user_code import errors_in_one_line, show_arrays
 
 
@@ -60,7 +60,7 @@ def beginning(begun: PyTree) -> None:
             kind = type(begun.shared.algo).__name__
             raise RunError(f"init_shared of the algorithm returned a {kind} without {field}")
     for name, x in named_leaves(begun).items():
-        if isinstance(x, Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        if isinstance(x, Array) and is_key(x):
             raise RunError(
                 f"{name} is a key; keep its words, jax.random.key_data(key), and make a key of "
                 "them by jax.random.wrap_key_data"
