@@ -5,7 +5,7 @@
 [ -n "$PYTHON" ] || { [ -x .venv/bin/python ] && PYTHON=.venv/bin/python || PYTHON=python3; }
 
 # Whether it makes sense to start again what has ended with status $1, an exit status of the training
-# command (README.md has them in a table) or of a shell.
+# command (docs/runs.md has them in a table) or of a shell.
 again() {
   case $1 in
     0) return 1 ;;                # done

@@ -27,7 +27,7 @@
 # TERM, INT, HUP, USR1 or USR2 make all ranks save and end; a second one ends them at once.
 #
 # The exit status is 75 where starting again with the same command makes sense, else that of the
-# rank that failed (README.md has a table).
+# rank that failed (docs/runs.md has a table).
 
 # shellcheck source=launch/again.sh
 source "$(dirname "$0")/again.sh" || exit 2

@@ -1,7 +1,7 @@
 """How bad input is answered, kind by kind: ``python tests/bad_input.py [GROUP ...]``.
 
 Each kind of `bad_input_kinds` has one mistake. It is answered well if the command ends with
-the status that the README gives it (2 where nothing else is said), if standard error is one short
+the status that docs/runs.md gives it (2 where nothing else is said), if standard error is one short
 line that names the mistake, without a traceback, and if no file has appeared, gone or changed. A
 checkpoint that is damaged and skipped has a line of its own before it.
 

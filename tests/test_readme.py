@@ -1,4 +1,5 @@
-"""The README's own example, as a reader would type it, and its map."""
+"""The README's own example, as a reader would type it, its commands and those of the pages that go
+on where it ends, and the map of the code."""
 
 import hashlib
 import importlib
@@ -19,11 +20,14 @@ from jaxrl_scale.search import space
 
 train_module = importlib.import_module("jaxrl_scale.train")
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text()
+FURTHER = ("runs", "evaluate", "own_environment", "search", "untried", "map")
+"""Pages of docs/ that go on where the README ends."""
+PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in FURTHER)]
+TEXT = "\n".join(page.read_text() for page in PAGES)
 
 
 def code_blocks(language):
-    fenced = README.split("```")[1::2]
+    fenced = TEXT.split("```")[1::2]
     return [b.removeprefix(language + "\n") for b in fenced if b.startswith(language + "\n")]
 
 
@@ -46,7 +50,7 @@ def test_the_example_can_be_stepped_through(corridor, monkeypatch, capsys):
 
 
 def test_the_example_of_an_environment_and_a_network_of_your_own_trains(corridor):
-    line = next(line for line in README.splitlines() if "--env=corridor:Corridor" in line)
+    line = next(line for line in TEXT.splitlines() if "--env=corridor:Corridor" in line)
     words = line.split()
     assert words[:3] == ["python", "-m", "jaxrl_scale.train"]
     sizes = ["--num_envs=32", "--rollout_length=64", "--algo.minibatch_size=256"]
@@ -75,11 +79,11 @@ def test_the_example_of_an_environment_and_a_network_of_your_own_trains(corridor
 
 
 def commands():
-    """The commands of the package in the README's blocks and between backticks: the name and the
+    """The commands of the package in the pages' blocks and between backticks: the name and the
     arguments of each."""
     start = r"python -m jaxrl_scale\.(\w+)|launch/(?:local\.sh 2|slurm\.sbatch)(?: (sweep))?"
     blocks = "".join(code_blocks("")).replace("\\\n", "").splitlines()
-    prose = re.findall(r"`([^`]+)`", "".join(README.split("```")[::2]).replace("\n", " "))
+    prose = re.findall(r"`([^`]+)`", "".join(TEXT.split("```")[::2]).replace("\n", " "))
     for line in blocks + prose:
         if found := re.search(rf"(?:{start})(?= |$)(.*?)(?:  #|$)", line):
             yield found[1] or found[2] or "train", tuple(shlex.split(found[3]))
@@ -256,13 +260,13 @@ def test_every_module_is_on_the_map_and_every_file_of_the_map_exists():
 
 
 def test_the_files_of_the_reading_order_exist_and_are_as_short_as_it_says():
-    order = re.findall(r"^\d+\. `([\w/]+\.py)`", README, re.MULTILINE)
+    order = re.findall(r"^\d+\. `([\w/]+\.py)`", TEXT, re.MULTILINE)
     lines = sum(len((ROOT / "jaxrl_scale" / name).read_text().splitlines()) for name in order)
-    said = int(re.search(r"eleven files, about ([\d,]+) lines", README)[1].replace(",", ""))
+    said = int(re.search(r"eleven files, about ([\d,]+) lines", TEXT)[1].replace(",", ""))
     assert len(order) == 11
     assert abs(lines - said) < 100
 
 
 def test_every_config_and_script_that_is_named_exists():
-    for name in re.findall(r"(?:configs|benchmarks)/[\w/]+\.(?:py|yaml|md)", README):
+    for name in re.findall(r"(?:configs|benchmarks)/[\w/]+\.(?:py|yaml|md)", TEXT):
         assert (ROOT / name).is_file(), name

@@ -588,7 +588,8 @@ def test_the_steps_of_an_agent_are_said_to_be_a_mean_over_those_beside_it(tmp_pa
     assert [one.curve for one in found] == [[(150.0, 1.0)], [(150.0, 2.0)]]
     told = "the mean over the agents that trained side by side with it"
     assert told in " ".join(sweep._DESCRIPTION.split())
-    assert told in " ".join((Path(__file__).parents[1] / "README.md").read_text().split())
+    page = Path(__file__).parents[1] / "docs" / "search.md"
+    assert told in " ".join(page.read_text().split())
 
 
 def page_of(found, settings):

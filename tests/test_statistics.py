@@ -50,7 +50,7 @@ def test_the_interval_is_scipys_but_for_its_draws():
 
 
 def test_intervals_of_few_numbers_are_as_narrow_as_is_said():
-    """Of 400 samples of normal numbers; README has what 1,000 gave."""
+    """Of 400 samples of normal numbers; docs/runs.md has what 1,000 gave."""
     rng = np.random.default_rng(0)
 
     def held(size):
