@@ -96,7 +96,9 @@ class EnvSpec:
     have: an agent that ends there has learned nothing. It is ``None`` where there is no such bound.
     ``frames_per_step`` says how many frames of a game one step takes, since scores of Atari are
     stated in frames. ``info`` names the numbers that each `HostStep` of an environment on the host
-    has of its own; for an environment on the devices, its steps say so themselves.
+    has of its own; for an environment on the devices, its steps say so themselves. ``costly_reset``
+    says that its reset takes as long as several steps, as where a world is generated: then the
+    environments of a shard that have ended begin a few at a time, instead of all of the shard.
     """
 
     id: str
@@ -109,6 +111,7 @@ class EnvSpec:
     worst_return: float | None = None
     frames_per_step: int = 1
     info: tuple[str, ...] = ()
+    costly_reset: bool = False
 
 
 class TimeStep(NamedTuple):
@@ -133,9 +136,9 @@ class Environment(Protocol):
     """ONE environment: physics only, no batch, no auto-reset, no time limit.
 
     Both methods are pure. Batched, ``step`` is computed for every environment at every step, and
-    ``reset`` for all of them where any episode has ended. `jaxrl_scale.loop.rollout` throws away
-    what it does not need: the reset of an episode that goes on, the step from a fresh state where
-    one has just ended.
+    ``reset`` for all of them where any episode has ended (but see `EnvSpec.costly_reset`).
+    `jaxrl_scale.loop.rollout` throws away what it does not need: the reset of an episode that goes
+    on, the step from a fresh state where one has just ended.
 
     A class that has an attribute ``spec`` and the two pure methods is an environment. A
     method ``render(state) -> uint8 [height, width, 3]`` (host side, NumPy) is optional.

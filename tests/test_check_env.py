@@ -195,6 +195,7 @@ def test_an_environment_on_the_host_is_not_played_here():
             {"worst_return": float("-inf")},
             "spec.worst_return=-inf should be None or a finite number",
         ),
+        ({"costly_reset": 1}, "spec.costly_reset=1 should be True or False"),
         ({"gymnasium_id": 3}, "spec.gymnasium_id=3 should be None or a text"),
         ({"info": ["won"]}, "spec.info=['won'] should be a tuple of different names, such as"),
         ({"info": ("won", "won")}, "spec.info=('won', 'won') should be a tuple of different names"),

@@ -1,10 +1,12 @@
 """The auto-reset contract, episode sums, and whole episodes."""
 
+import dataclasses
 import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from probes import Counter
 
 from jaxrl_scale.loop import rollout
@@ -228,6 +230,41 @@ def test_whole_episodes_need_no_second_reset_and_one_step():
 
     jax.eval_shape(episodes, jax.random.key(0))
     assert (len(resets), len(steps)) == (1, 1)
+
+
+class Costly(Counter):
+    """Begins anywhere between 0 and 100, by an own key each; counts its resets."""
+
+    def __init__(self, costly):
+        super().__init__()
+        self.spec = dataclasses.replace(self.spec, costly_reset=costly)
+        self.begun = []
+
+    def reset(self, key):
+        jax.debug.callback(lambda key: self.begun.append(1), jax.random.key_data(key))
+        state = jax.random.randint(key, (), 0, 100)
+        return state, state[None].astype(jnp.float32)
+
+
+@pytest.mark.parametrize("num_envs", [3, 10])
+def test_costly_resets_are_those_of_all_environments_and_no_more_than_are_needed(num_envs):
+    """Whichever have ended, they begin as they would if all began, four at a time."""
+    key, action = jax.random.key(0), jnp.zeros(num_envs, jnp.int32)
+    keys = jax.random.split(jax.random.key(1), (num_envs, 2))
+    costly, plain = Costly(True), Costly(False)
+    start = rollout.reset(plain, key, num_envs)
+    steps = {env: jax.jit(functools.partial(rollout.step, env)) for env in (costly, plain)}
+    for number in range(num_envs + 1):
+        ended = jax.random.permutation(jax.random.key(number), jnp.arange(num_envs) < number)
+        after = []
+        for env, step in steps.items():
+            env.begun.clear()
+            after.append(jax.block_until_ready(step(keys, start._replace(ended=ended), action)))
+            jax.effects_barrier()
+        jax.tree.map(np.testing.assert_array_equal, *after)
+        assert len(costly.begun) == min(4, num_envs) * -(-number // 4)
+        assert len(plain.begun) == (num_envs if number else 0)
+    assert len(set(after[0][0].state.tolist())) > 1
 
 
 def test_where_asked_to_an_ended_environment_begins_with_a_given_state():

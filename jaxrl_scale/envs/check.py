@@ -260,6 +260,8 @@ def check_spec(what: str, spec: Any) -> None:
     worst = spec.worst_return
     if worst is not None and not (_is_number(worst) and math.isfinite(worst)):
         _refuse_value(what, "spec.worst_return", worst, "None or a finite number")
+    if not isinstance(spec.costly_reset, bool):
+        _refuse_value(what, "spec.costly_reset", spec.costly_reset, "True or False")
     if not isinstance(spec.gymnasium_id, str | None):
         _refuse_value(what, "spec.gymnasium_id", spec.gymnasium_id, "None or a text")
     if not isinstance(spec.info, tuple) or len({*spec.info}) < len(spec.info):

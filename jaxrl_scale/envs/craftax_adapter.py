@@ -57,6 +57,7 @@ class CraftaxEnv:
             action=Discrete(int(env.action_space(params).n)),
             max_episode_steps=int(params.max_timesteps),
             observation_dtype=np.dtype(seen.dtype),
+            costly_reset=True,  # it generates a world
         )
 
     def reset(self, key: Key) -> tuple[list[Array], Array]:
