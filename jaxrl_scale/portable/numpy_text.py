@@ -235,6 +235,7 @@ _OTHERS: dict[str, Callable[[Operation, list[_Text]], _Text]] = {
         f"np.concatenate([{', '.join(i.text for i in x)}], {op.how['axis']})"
     ),
     "slice": _slice,
+    "take": lambda op, x: _Text(f"{x[0].within(0)}[..., {x[1].text}]"),
     "pad": lambda op, x: _Text(
         f"np.pad({x[0].text}, {op.how['edges']}, constant_values={x[1].text})"
     ),

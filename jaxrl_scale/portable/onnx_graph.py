@@ -201,6 +201,9 @@ class _Graph:
         axes, starts, stops, steps = zip(*spans, strict=True)
         return self.node("Slice", [x, *map(self.whole, (starts, stops, axes, steps))])
 
+    def _take(self, op: Operation, x: str, at: str) -> str:
+        return self.node("Gather", [x, at], axis=len(op.inputs[0].shape) - 1)
+
     def _pad(self, op: Operation, x: str, number: str) -> str:
         low, high = zip(*op.how["edges"], strict=True)
         return self.node("Pad", [x, self.whole((*low, *high)), number])

@@ -51,7 +51,7 @@ class Value:
 class Operation(NamedTuple):
     """One step. ``kind`` is an element-wise primitive of JAX, whose inputs are broadcast as in
     NumPy, or one of: matmul, conv, reshape, broadcast, transpose, reduce_sum, reduce_max,
-    reduce_min, argmax, concatenate, slice, pad."""
+    reduce_min, argmax, concatenate, slice, pad, take."""
 
     kind: str
     inputs: tuple[Value, ...]
@@ -515,11 +515,14 @@ def _pad(reader: _Reader, step: _Step) -> Value:
 
 
 def _gather(reader: _Reader, step: _Step) -> Value:
-    """An index that is known, as in ``x[0]`` and ``x[..., 0]``."""
+    """An index that is known, as in ``x[0]`` and ``x[..., 0]``, or a list of them for the last
+    axis, as in ``x[..., [2, 0]]``."""
     (x, at), numbers = step.inputs, step.how["dimension_numbers"]
     sizes, lead = step.how["slice_sizes"], step.leads[0]
-    if at.array is None or at.array.ndim != 1 or numbers.operand_batching_dims:
+    if at.array is None or numbers.operand_batching_dims:
         raise NotListed("an index that depends on the observation cannot be exported")
+    if at.array.ndim != 1:
+        return _take(reader, step, x, at.array)
     starts = dict(zip(numbers.start_index_map, at.array.tolist(), strict=True))
     spans = [
         (starts.get(axis, 0), starts.get(axis, 0) + n if isinstance(n, int) else None, 1)
@@ -527,6 +530,16 @@ def _gather(reader: _Reader, step: _Step) -> Value:
     ]
     cut = _canonical(sizes)
     return reader.reshaped(_cut(reader, x, lead, spans, cut), step.canonical)
+
+
+def _take(reader: _Reader, step: _Step, x: Value, at: np.ndarray) -> Value:
+    """A list of indices for the last axis, or a table of them."""
+    sizes, last, size = step.how["slice_sizes"], len(step.how["slice_sizes"]) - 1, x.shape[-1] or 0
+    numbers = jax.lax.GatherDimensionNumbers(tuple(range(last)), (last,), (last,))
+    whole = step.how["dimension_numbers"] == numbers and sizes[:-1] == step.shape[:last]
+    if not whole or not np.isin(at, range(size)).all():
+        raise NotListed("lists of indices can only be exported for the last axis")
+    return reader.add("take", [x, _constant(at[..., 0])], step.canonical, step.dtype)
 
 
 _RULES: dict[str, Callable[[_Reader, _Step], Value]] = {
