@@ -67,6 +67,26 @@ class Discrete:
 
 
 @dataclass(frozen=True)
+class MultiDiscrete:
+    """Actions of several parts, int32 of the shape ``(len(sizes),)``: part ``i`` is one of the
+    numbers ``0 … sizes[i] - 1``. Switches that are on or off are parts of size 2."""
+
+    sizes: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.sizes),)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype(np.int32)
+
+    def clip(self, action: Any) -> Any:
+        """As `Discrete.clip`."""
+        return action
+
+
+@dataclass(frozen=True)
 class Box:
     """Actions in the box ``[low, high]``, float32 of the given shape."""
 
@@ -82,6 +102,9 @@ class Box:
         """Chosen actions ``[..., *shape]``, of NumPy or JAX, as an environment is given them: a
         policy's Gaussian knows no bounds."""
         return action.clip(self.low, self.high)
+
+
+ActionSpace = Discrete | MultiDiscrete | Box
 
 
 @dataclass(frozen=True)
@@ -103,7 +126,7 @@ class EnvSpec:
 
     id: str
     observation_shape: tuple[int, ...]
-    action: Discrete | Box
+    action: ActionSpace
     max_episode_steps: int | None = None
     gymnasium_id: str | None = None
     solver_kwargs: tuple[str, ...] = ()

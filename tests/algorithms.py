@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from learners import GAMMA
+from learners import GAMMA, meant
 
 from jaxrl_scale import algos
 from jaxrl_scale import config as cfg
@@ -93,6 +93,8 @@ NAMES = tuple(CASES)
 assert set(NAMES) == set(algos.names())
 CONTINUOUS = ("sac",)
 """Those that take continuous actions alone. The others are tested with discrete ones."""
+ACTIONS = {"sac": "continuous", "a2c": "parts", "impala": "parts"}
+"""Of which kind those of the probe environments are, where they are not `Discrete`."""
 
 
 def options(name):
@@ -135,8 +137,8 @@ def _is_leaf(options, name):
 
 
 def learned(config, spec, params):
-    """What parameters have learned, as two functions of observations ``[n, ...]``: the greedy
-    action and the value of the state."""
+    """What parameters have learned, as two functions of observations ``[n, ...]``: which action the
+    greedy one is (`learners.meant`), and the value of the state."""
     options = config.algo
     if config.algo.name in ("pqn", "dqn", "apex"):
         layer_norm, dueling = (getattr(options, x, False) for x in ("layer_norm", "dueling"))
@@ -152,7 +154,8 @@ def learned(config, spec, params):
         def value(obs):
             return np.asarray(actor_critics.values(params["values"], obs, mean(obs)).min(-1))
 
-        return lambda obs: np.int32(mean(obs)[..., 0] > 0), value
+        return lambda obs: meant(spec.action, mean(obs)), value
     network = networks.make(config, spec)
     both = lambda obs: [np.asarray(x) for x in network.apply(params, obs)]  # noqa: E731
-    return lambda obs: both(obs)[0].argmax(-1), lambda obs: both(obs)[1]
+    best = lambda obs: network.policy.mode(both(obs)[0])  # noqa: E731
+    return lambda obs: meant(spec.action, best(obs)), lambda obs: both(obs)[1]

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import probes
 
-from jaxrl_scale.types import Box, Discrete, EnvSpec, Rollout
+from jaxrl_scale.types import Box, Discrete, EnvSpec, MultiDiscrete, Rollout
 
 GAMMA = 0.9
 MIXED = (probes.Observation(), probes.Discount(), probes.Truncation(), probes.Both())
@@ -14,11 +14,10 @@ MIXED = (probes.Observation(), probes.Discount(), probes.Truncation(), probes.Bo
 class Mixture:
     """Every episode is one of some probe environments, and is told which: what each of them
     isolates is still told apart by its own values, for one compilation instead of many. Of the
-    ``continuous`` actions those above 0 are action 1, the others action 0."""
+    `SPACES` of actions `meant` says which of them are action 1."""
 
-    def __init__(self, continuous=False):
-        action = Box(-1.0, 1.0, (1,)) if continuous else Discrete(2)
-        self.spec = EnvSpec("Mixture", (len(MIXED) + 1,), action)
+    def __init__(self, kind="discrete"):
+        self.spec = EnvSpec("Mixture", (len(MIXED) + 1,), SPACES[kind])
 
     def reset(self, key):
         key_kind, key = jax.random.split(key)
@@ -28,8 +27,7 @@ class Mixture:
 
     def step(self, key, state, action):
         kind, states = state
-        if isinstance(self.spec.action, Box):
-            action = jnp.int32(action[0] > 0)
+        action = meant(self.spec.action, action)
         states, seen = zip(
             *(env.step(key, s, action) for env, s in zip(MIXED, states, strict=True)), strict=True
         )
@@ -38,6 +36,23 @@ class Mixture:
         return (kind, states), seen._replace(
             obs=observed(kind, seen.obs), truncated=seen.truncated | cut[kind]
         )
+
+
+SPACES = {
+    "discrete": Discrete(2),
+    "parts": MultiDiscrete((2, 3)),
+    "continuous": Box(-1.0, 1.0, (1,)),
+}
+
+
+def meant(space, action):
+    """Which of two actions ``[..., *action.shape]`` stand for: action 1 are the numbers above 0,
+    and of several parts those of which the first is 1 and the second is 2."""
+    if isinstance(space, Discrete):
+        return action
+    if isinstance(space, MultiDiscrete):
+        return ((action[..., 0] == 1) & (action[..., 1] == 2)).astype(jnp.int32)
+    return (action[..., 0] > 0).astype(jnp.int32)
 
 
 def observed(kind, obs):

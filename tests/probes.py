@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_scale.types import Box, Discrete, EnvSpec, TimeStep
+from jaxrl_scale.types import Box, Discrete, EnvSpec, MultiDiscrete, TimeStep
 
 NO = jnp.zeros((), bool)
 YES = jnp.ones((), bool)
@@ -108,6 +108,23 @@ class Memory:
         right = (cue > 0) == (action == 1)
         reward = jnp.where(t == 2, jnp.where(right, 1.0, -1.0), 0.0)
         return (cue, t + 1), TimeStep(jnp.zeros(1), reward, t == 2, NO)
+
+
+class MemoryOfParts(Memory):
+    """As `Memory`, of two observations at once, each to be repeated by a part of the action. The
+    second part has a number more, which is never right."""
+
+    spec = EnvSpec("MemoryOfParts", (2,), MultiDiscrete((2, 3)))
+
+    def reset(self, key):
+        cue = jnp.where(jax.random.bernoulli(key, shape=(2,)), 1.0, -1.0)
+        return (cue, jnp.zeros((), jnp.int32)), cue
+
+    def step(self, key, state, action):
+        cue, t = state
+        right = action == (cue > 0).astype(jnp.int32)
+        reward = jnp.where(t == 2, jnp.where(right, 1.0, -1.0).mean(), 0.0)
+        return (cue, t + 1), TimeStep(jnp.zeros(2), reward, t == 2, NO)
 
 
 class Counter:

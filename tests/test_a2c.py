@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from learners import random_parameters, rollout_of
 from running import first_shared, time_at
+from test_ppo import actions_of, of_each_space, twin_policy
 
 from jaxrl_scale.algos import a2c
 from jaxrl_scale.config import Config, check
 from jaxrl_scale.learning import networks
 from jaxrl_scale.parallel.sums import local_pool
-from jaxrl_scale.types import Box, Discrete, EnvSpec
+from jaxrl_scale.types import Discrete, EnvSpec
 
 ENTROPY, VALUE = 0.03, 0.7
 SPEC = EnvSpec("twin", (4,), Discrete(2))
@@ -29,15 +30,15 @@ def small(own=None, **changes):
 # --- the loss and the update ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("action", [Discrete(3), Box(-2.0, 2.0, (2,))], ids=["discrete", "box"])
-def test_the_loss_equals_its_slow_twin(action):
+@of_each_space
+def test_the_loss_equals_its_slow_twin(space):
     rng = np.random.default_rng(0)
-    continuous, T, B = isinstance(action, Box), 6, 5
-    network = networks.make(Config(hidden_sizes=(8,)), EnvSpec("twin", (4,), action))
+    T, B = 6, 5
+    network = networks.make(Config(hidden_sizes=(8,)), EnvSpec("twin", (4,), space))
     params = random_parameters(network)
     batch = a2c.Samples(
         obs=rng.normal(size=(T, B, 4)).astype(np.float32),
-        action=rng.normal(size=(T, B, 2)) if continuous else rng.integers(0, 3, (T, B)),
+        action=actions_of(space, rng, T, B),
         advantage=rng.normal(size=(T, B)).astype(np.float32),
         target=rng.normal(size=(T, B)).astype(np.float32),
         valid=rng.random((T, B)) < 0.8,
@@ -46,15 +47,8 @@ def test_the_loss_equals_its_slow_twin(action):
     expected = dict.fromkeys(("policy_loss", "value_loss", "entropy"), 0.0)
     for at in np.argwhere(batch.valid).tolist():
         at = tuple(at)
-        if continuous:
-            mean, log_std = np.split(policy[at], 2)
-            z = (batch.action[at] - mean) / np.exp(log_std)
-            log_prob = np.sum(-0.5 * z**2 - log_std - 0.5 * np.log(2 * np.pi))
-            expected["entropy"] += np.sum(0.5 * np.log(2 * np.pi * np.e) + log_std)
-        else:
-            p = np.exp(policy[at]) / np.exp(policy[at]).sum()
-            log_prob = np.log(p[batch.action[at]])
-            expected["entropy"] -= np.sum(p * np.log(p))
+        log_prob, entropy = twin_policy(space, policy[at], batch.action[at])
+        expected["entropy"] += entropy
         expected["policy_loss"] -= log_prob * batch.advantage[at]
         expected["value_loss"] += 0.5 * (value[at] - batch.target[at]) ** 2
     expected["loss"] = (

@@ -340,6 +340,18 @@ def test_ppo_tells_the_probabilities_of_actions_and_the_value():
     assert_told(agent, obs, {"probabilities": softmax(logits), "value": value[:, 0]})
 
 
+def test_ppo_tells_the_probabilities_of_each_part_of_an_action():
+    """Of parts of two and three numbers."""
+    agent, obs = told(env="probes:MemoryOfParts")
+    logits, value = by_hand(agent, obs, "actor", "policy"), by_hand(agent, obs, "critic", "value")
+    parts = softmax(logits[:, :2]), softmax(logits[:, 2:])
+    wanted = np.stack([np.pad(parts[0], ((0, 0), (0, 1))), parts[1]], 1)
+    assert_told(agent, obs, {"probabilities": wanted, "value": value[:, 0]})
+    best = agent.act(obs)
+    np.testing.assert_array_equal(best, np.stack([part.argmax(-1) for part in parts], -1))
+    np.testing.assert_array_equal(agent.act(obs[3]), best[3])
+
+
 def test_ppo_tells_the_gaussian_of_continuous_actions_and_the_value():
     agent, obs = told(env=CONTINUOUS)
     mean, value = by_hand(agent, obs, "actor", "policy"), by_hand(agent, obs, "critic", "value")

@@ -44,7 +44,7 @@ def test_a_longer_run_begins_otherwise_where_its_length_is_in_a_schedule(name):
 @every_algorithm
 def test_the_values_and_the_policy_of_the_probe_environments_are_learned(name):
     config = algorithms.probing(name)
-    env = Mixture(continuous=name in algorithms.CONTINUOUS)
+    env = Mixture(algorithms.ACTIONS.get(name, "discrete"))
     state, _ = steps(runner_of(config, env), config.num_iterations)
     params = jax.tree.map(lambda x: x[0], state.shared.algo.params)
     action, value = algorithms.learned(config, env.spec, params)

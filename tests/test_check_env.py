@@ -18,7 +18,7 @@ from running import run, small
 
 from jaxrl_scale import envs
 from jaxrl_scale.errors import RunError
-from jaxrl_scale.types import Box, Discrete, EnvSpec, TimeStep
+from jaxrl_scale.types import Box, Discrete, EnvSpec, MultiDiscrete, TimeStep
 
 HERE = Path(__file__).name
 
@@ -157,6 +157,12 @@ def test_played_episodes_end_at_the_time_limit_and_actions_are_clipped_or_random
     assert one == again != other
     assert len(set(one)) == 3
     assert -1 <= min(one) < max(one) <= 2
+    several = specified(action=MultiDiscrete((1, *np.uint8([200, 100]))))()  # of NumPy's too
+    envs.check_env(several)
+    drawn = np.stack([t.action for t in envs.play(several, 5, policy=None)])
+    assert (drawn.shape, drawn.dtype) == ((5, 3), np.int32)
+    assert ((drawn >= 0) & (drawn < several.spec.action.sizes)).all()
+    assert len({*drawn[:, 1].tolist()}) > 1
 
 
 @pytest.mark.parametrize("given", [Good, "CartPole-v1"])
@@ -202,14 +208,30 @@ def test_an_environment_on_the_host_is_not_played_here():
         ({"info": ("a b",)}, "spec.info's name='a b' should be a text of letters, digits, dots"),
         ({"info": (3,)}, "spec.info's name=3 should be a text of letters"),
         ({"info": ("won",)}, "spec.info=('won',) should be empty: the info of step says it by"),
-        ({"action": 2}, "spec.action is of type int; it should be a Discrete or a Box"),
-        ({"action": Discrete}, "spec.action is of type type; it should be a Discrete or a Box"),
+        ({"action": 2}, "spec.action is of type int; it should be a Discrete, a MultiDiscrete"),
+        (
+            {"action": Discrete},
+            "is of type type; it should be a Discrete, a MultiDiscrete or a Box of",
+        ),
         (
             {"action": gymnasium.spaces.Discrete(2)},
             "spec.action is of type gymnasium.spaces.discrete.Discrete; it should be a Discrete",
         ),
         ({"action": Discrete(0)}, "spec.action.n=0 should be a whole number of at least 1"),
         ({"action": Discrete(2.0)}, "spec.action.n=2.0 should be a whole number"),
+        (
+            {"action": gymnasium.spaces.MultiDiscrete([2])},
+            "is of type gymnasium.spaces.multi_discrete.MultiDiscrete; it should be a Discrete",
+        ),
+        ({"action": MultiDiscrete(())}, "spec.action.sizes=() should be a tuple of one or more"),
+        ({"action": MultiDiscrete((3, 0))}, "spec.action.sizes=(3, 0) should be a tuple of one or"),
+        ({"action": MultiDiscrete((3, 2.0))}, "spec.action.sizes=(3, 2.0) should be a tuple of"),
+        ({"action": MultiDiscrete([3, 2])}, "spec.action.sizes=[3, 2] should be a tuple of one"),
+        ({"action": MultiDiscrete(3)}, "spec.action.sizes=3 should be a tuple of one or more"),
+        (
+            {"action": MultiDiscrete(np.array([3, 2]))},
+            "spec.action.sizes=array([3, 2]) should be a tuple of one or more whole numbers of at",
+        ),
         (
             {"action": Box(np.array([-1, -2]), np.array([1, 2]), (2,))},
             "spec.action.low=array([-1, -2]) should be one number, which is the bound of every",

@@ -21,10 +21,12 @@ from jaxrl_scale.errors import RunError
 from jaxrl_scale.loop.agent import Agent, load
 from jaxrl_scale.parallel.sums import local_pool
 from jaxrl_scale.portable import numpy_text, onnx_graph, program
-from jaxrl_scale.types import Box, Discrete, EnvSpec
+from jaxrl_scale.types import Box, Discrete, EnvSpec, MultiDiscrete
 
 VECTOR = EnvSpec("Vector", (4,), Discrete(5))
 BOX = EnvSpec("Vector", (3,), Box(-0.5, 0.5, (2, 1)))
+PARTS = EnvSpec("Parts", (4,), MultiDiscrete((3, 5, 1)))
+SWITCHES = EnvSpec("Switches", (4,), MultiDiscrete((2,) * 4))
 NUMBER = EnvSpec("Number", (1,), Box(-9.0, 9.0, (1,)))
 
 
@@ -58,6 +60,8 @@ CASES = {
     "nature": Case("dqn", {}, images(36), {"network": "nature"}),
     "resnet": Case("ppo", {}, images(9, WIDE), {"network": "impala_resnet"}),
     "impoola": Case("impala", {}, images(8, WIDE), {"network": "impoola"}),
+    "parts": Case("ppo", NORMALIZED | {"recurrent": True}, PARTS, {}),
+    "switches": Case("a2c", {}, SWITCHES, {}),
     "own": Case("ppo", {}, VECTOR, {"network": "test_export:Attentive"}),
     "own of one number": Case("a2c", {}, NUMBER, {"network": "test_export:Scaled"}),
     "own of integers": Case("a2c", {}, images(6, WIDE), {"network": "test_export:Bits"}),

@@ -1,5 +1,7 @@
 """Networks and the distributions of actions that they describe."""
 
+import itertools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -11,7 +13,7 @@ from jaxrl_scale.config import Config
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.learning import distributions, networks
 from jaxrl_scale.learning.initializers import orthogonal
-from jaxrl_scale.types import Box, Discrete, EnvSpec
+from jaxrl_scale.types import Box, Discrete, EnvSpec, MultiDiscrete
 
 
 @pytest.mark.parametrize(
@@ -52,6 +54,69 @@ def test_an_action_with_a_logit_of_minus_infinity_is_never_taken_and_spoils_noth
     slope = jax.grad(lambda x: policy.log_prob(x, 1))(logits)
     np.testing.assert_allclose(slope, [0, 0.5, -0.5, 0], atol=1e-6)
     np.testing.assert_allclose(jax.grad(policy.entropy)(logits), np.zeros(4), atol=1e-6)
+
+
+def test_an_action_of_several_parts_is_as_likely_as_they_are_together():
+    """By hand. Each part's logits have a number added, which means nothing."""
+    sizes = (3, 1, 2)
+    policy = distributions.of(MultiDiscrete(sizes))
+    logits = np.log([0.2, 0.3, 0.5, 1, 0.25, 0.75]) + np.array([0, 0, 0, 1, -2, -2])
+    many = jnp.broadcast_to(jnp.asarray(logits, jnp.float32), (100_000, policy.size))
+    wanted = np.array([0.05, 0.15, 0.075, 0.225, 0.125, 0.375])  # in the order of the actions
+
+    @jax.jit
+    def told(many):
+        actions = jnp.array(list(itertools.product(*map(range, sizes))))
+        of_each = policy.log_prob(many[:6], actions), policy.sample(jax.random.key(0), many)
+        return *of_each, policy.entropy(many[0]), policy.mode(many[0]), policy.parameters(many[0])
+
+    log_prob, drawn, entropy, mode, parameters = told(many)
+    np.testing.assert_allclose(np.exp(log_prob), wanted, rtol=1e-5)
+    assert float(entropy) == pytest.approx(-np.dot(wanted, np.log(wanted)), rel=1e-5)
+    assert mode.tolist() == [2, 0, 1]
+    rows = [[0.2, 0.3, 0.5], [1, 0, 0], [0.25, 0.75, 0]]
+    np.testing.assert_allclose(parameters["probabilities"], rows, rtol=1e-5)
+    assert (drawn.shape, drawn.dtype) == ((100_000, 3), jnp.int32)
+    found = np.bincount(np.ravel_multi_index(drawn.T, sizes), minlength=6) / len(drawn)
+    np.testing.assert_allclose(found, wanted, atol=0.006)
+
+
+@pytest.mark.parametrize("sizes", [(2, 4, 3), (3, 3)])
+def test_parts_are_categorical_each_by_itself_and_may_be_masked(sizes):
+    """Slopes too, behind an axis of time and one of environments."""
+    policy, draw = distributions.of(MultiDiscrete(sizes)), np.random.default_rng(0)
+    logits = draw.normal(size=(5, 2, sum(sizes))).astype(np.float32)
+    logits[..., 1] = -np.inf  # the first part is 0 or what is behind 1
+    actions = draw.integers(0, sizes, (5, 2, len(sizes))).astype(np.int32)
+    actions[..., 0] = 0
+    each = [distributions.categorical(Discrete(n)) for n in sizes]
+    ends = np.cumsum(sizes)[:-1].tolist()
+
+    def whole(logits):
+        return policy.log_prob(logits, actions), policy.entropy(logits)
+
+    def by_parts(logits):
+        found = [
+            (one.log_prob(x, actions[..., k]), one.entropy(x))
+            for k, (one, x) in enumerate(zip(each, jnp.split(logits, ends, -1), strict=True))
+        ]
+        return tuple(map(sum, zip(*found, strict=True)))
+
+    @jax.jit
+    def both(logits):
+        values = whole(logits), by_parts(logits)
+        slopes = (
+            jax.grad(lambda x, f=f: sum(y.sum() for y in f(x)))(logits) for f in (whole, by_parts)
+        )
+        return *values, *slopes, policy.sample(jax.random.key(0), logits), policy.mode(logits)
+
+    found, wanted, slope, wanted_slope, drawn, mode = both(logits)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    np.testing.assert_allclose(slope, wanted_slope, atol=1e-6)
+    assert np.isfinite(slope).all()
+    assert not (drawn[..., 0] == 1).any()
+    wanted = [x.argmax(-1) for x in np.split(logits, ends, -1)]
+    np.testing.assert_array_equal(mode, np.stack(wanted, -1))
 
 
 def test_images_of_bytes_are_scaled_to_at_most_one():
@@ -260,4 +325,9 @@ def test_a_network_from_outside_is_checked_with_what_it_will_see():
     with pytest.raises(RunError, match="the means and then the logarithms of the standard dev"):
         networks.make(
             Config(network="test_networks:Squeezed"), EnvSpec("any", (4,), Box(-1, 1, (1,)))
+        )
+    with pytest.raises(RunError, match=r"float32\[1,6\], .* an action's first part, then those of"):
+        networks.make(
+            Config(network="test_networks:Squeezed"),
+            EnvSpec("any", (4,), MultiDiscrete((2, 4))),
         )

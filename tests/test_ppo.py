@@ -14,13 +14,45 @@ from jaxrl_scale.config import Config
 from jaxrl_scale.learning import distributions, networks
 from jaxrl_scale.options import traced
 from jaxrl_scale.parallel.sums import local_pool
-from jaxrl_scale.types import Box, Discrete, EnvSpec
+from jaxrl_scale.types import Box, Discrete, EnvSpec, MultiDiscrete
 
 CLIP, ENTROPY, VALUE = 0.2, 0.03, 0.7
 SMALL = small(iterations=2, devices=2)
 
 
-def twin_loss(policy, value, batch, continuous, clip_value):
+SPACES = {"discrete": Discrete(3), "parts": MultiDiscrete((2, 3)), "box": Box(-2.0, 2.0, (2,))}
+of_each_space = pytest.mark.parametrize("space", SPACES.values(), ids=SPACES.keys())
+
+
+def sizes_of(space):
+    """How many numbers each part of a discrete action has."""
+    return space.sizes if isinstance(space, MultiDiscrete) else (space.n,)
+
+
+def actions_of(space, rng, *shape):
+    """Random ones, as a policy chooses them."""
+    if isinstance(space, Box):
+        return rng.normal(size=(*shape, *space.shape)).astype(np.float32)
+    return rng.integers(0, np.reshape(sizes_of(space), space.shape), (*shape, *space.shape))
+
+
+def twin_policy(space, policy, action):
+    """The logarithm of one action's likelihood, and the entropy."""
+    if isinstance(space, Box):
+        mean, log_std = np.split(policy, 2)
+        z = (action - mean) / np.exp(log_std)
+        log_prob = np.sum(-0.5 * z**2 - log_std - 0.5 * np.log(2 * np.pi))
+        return log_prob, np.sum(0.5 * np.log(2 * np.pi * np.e) + log_std)
+    log_prob = entropy = first = 0
+    for n, a in zip(sizes_of(space), np.atleast_1d(action), strict=True):
+        p = np.exp(policy[first : first + n])
+        p = p / p.sum()
+        log_prob, entropy = log_prob + np.log(p[a]), entropy - np.sum(p * np.log(p))
+        first += n
+    return log_prob, entropy
+
+
+def twin_loss(policy, value, batch, space, clip_value):
     """Equation 9 of the paper, one sample at a time."""
     sums = dict.fromkeys(
         ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction"), 0.0
@@ -28,16 +60,7 @@ def twin_loss(policy, value, batch, continuous, clip_value):
     for i in range(len(value)):
         if not batch.valid[i]:
             continue
-        if continuous:
-            mean, log_std = np.split(policy[i], 2)
-            z = (batch.action[i] - mean) / np.exp(log_std)
-            log_prob = np.sum(-0.5 * z**2 - log_std - 0.5 * np.log(2 * np.pi))
-            entropy = np.sum(0.5 * np.log(2 * np.pi * np.e) + log_std)
-        else:
-            p = np.exp(policy[i] - policy[i].max())
-            p = p / p.sum()
-            log_prob = np.log(p[batch.action[i]])
-            entropy = -np.sum(p * np.log(p))
+        log_prob, entropy = twin_policy(space, policy[i], batch.action[i])
         ratio = np.exp(log_prob - batch.log_prob[i])
         advantage = batch.advantage[i]
         clipped = min(max(ratio, 1 - CLIP), 1 + CLIP)
@@ -55,12 +78,11 @@ def twin_loss(policy, value, batch, continuous, clip_value):
 
 
 @pytest.mark.parametrize("clip_value", [False, True])
-@pytest.mark.parametrize("action", [Discrete(3), Box(-2.0, 2.0, (2,))], ids=["discrete", "box"])
-def test_the_loss_equals_its_slow_twin(action, clip_value):
+@of_each_space
+def test_the_loss_equals_its_slow_twin(space, clip_value):
     rng = np.random.default_rng(0)
-    continuous = isinstance(action, Box)
     network = networks.make_policy(
-        Config(hidden_sizes=(8,)), EnvSpec("twin", (5,), action), recurrent=False
+        Config(hidden_sizes=(8,)), EnvSpec("twin", (5,), space), recurrent=False
     )
     params = jax.tree.map(
         lambda x: jnp.asarray(rng.normal(0, 0.5, x.shape), jnp.float32),
@@ -73,14 +95,14 @@ def test_the_loss_equals_its_slow_twin(action, clip_value):
         carry=(),
         obs=obs,
         is_first=np.zeros(n, bool),
-        action=rng.normal(size=(n, 2)).astype(np.float32) if continuous else rng.integers(0, 3, n),
+        action=actions_of(space, rng, n),
         log_prob=rng.normal(-1.5, 0.5, n).astype(np.float32),
         value=(value + rng.normal(0, 0.5, n)).astype(np.float32),
         advantage=rng.normal(size=n).astype(np.float32),
         target=rng.normal(size=n).astype(np.float32),
         valid=rng.random(n) < 0.8,
     )
-    expected = twin_loss(policy, value, batch, continuous, clip_value)
+    expected = twin_loss(policy, value, batch, space, clip_value)
     sequences = jax.tree.map(lambda x: jnp.asarray(x)[None], batch)  # of one step each
     options = ppo.Config(
         clip_value=clip_value, clip_epsilon=CLIP, entropy_coef=ENTROPY, value_coef=VALUE

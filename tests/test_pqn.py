@@ -15,7 +15,7 @@ from jaxrl_scale.config import Config, check
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.learning import networks
 from jaxrl_scale.parallel.sums import local_pool
-from jaxrl_scale.types import Box, Discrete, EnvSpec
+from jaxrl_scale.types import Box, Discrete, EnvSpec, MultiDiscrete
 
 SPEC = EnvSpec("twin", (4,), Discrete(3))
 EVERYTHING = {"normalize_observations": True, "scale_rewards": True, "lr_schedule": "cosine"}
@@ -97,9 +97,10 @@ def test_the_network_has_layer_norm_unless_it_is_switched_off():
         assert ("LayerNorm" in str(params)) == layer_norm
 
 
-def test_continuous_actions_are_refused():
+@pytest.mark.parametrize("space", [Box(-1.0, 1.0, (1,)), MultiDiscrete((3, 2))])
+def test_actions_that_are_not_discrete_and_of_one_part_are_refused(space):
     with pytest.raises(RunError, match="algo pqn needs discrete actions"):
-        pqn.make(small(), EnvSpec("box", (4,), Box(-1.0, 1.0, (1,))), local_pool(8))
+        pqn.make(small(), EnvSpec("other", (4,), space), local_pool(8))
 
 
 def test_minibatches_that_do_not_cut_an_iteration_are_refused():

@@ -13,7 +13,7 @@ import probes
 import pytest
 from processes import REPOSITORY
 from running import differing, first_shared, run, runner_of, small, steps, time_at
-from test_ppo import CLIP, ENTROPY, VALUE, twin_loss
+from test_ppo import CLIP, ENTROPY, VALUE, actions_of, of_each_space, twin_loss
 
 from jaxrl_scale.algos import ppo
 from jaxrl_scale.config import Config, check
@@ -22,7 +22,7 @@ from jaxrl_scale.learning import networks
 from jaxrl_scale.loop.evaluator import Evaluator
 from jaxrl_scale.parallel.sums import local_pool
 from jaxrl_scale.records.checkpoint import Checkpoints
-from jaxrl_scale.types import Box, Discrete, EnvSpec, Rollout
+from jaxrl_scale.types import Discrete, EnvSpec, Rollout
 
 SPEC = EnvSpec("twin", (5,), Discrete(3))
 
@@ -67,17 +67,16 @@ def twin_unroll(params, carry, obs, is_first):
     return carry, np.asarray(policies), np.asarray(values)
 
 
-@pytest.mark.parametrize("action", [Discrete(3), Box(-2.0, 2.0, (2,))], ids=["discrete", "box"])
-def test_the_loss_of_sequences_equals_its_slow_twin(action):
+@of_each_space
+def test_the_loss_of_sequences_equals_its_slow_twin(space):
     rng = np.random.default_rng(0)
-    continuous = isinstance(action, Box)
-    network, params = random_network(rng, spec=EnvSpec("twin", (5,), action))
+    network, params = random_network(rng, spec=EnvSpec("twin", (5,), space))
     L, n = 12, 5
     batch = ppo.Samples(
         carry=rng.normal(size=(1, n, 8)).astype(np.float32),
         obs=rng.normal(size=(L, n, 5)).astype(np.float32),
         is_first=rng.random((L, n)) < 0.2,
-        action=rng.normal(size=(L, n, 2)) if continuous else rng.integers(0, 3, (L, n)),
+        action=actions_of(space, rng, L, n),
         log_prob=rng.normal(-1.1, 0.3, (L, n)).astype(np.float32),
         value=rng.normal(size=(L, n)).astype(np.float32),
         advantage=rng.normal(size=(L, n)).astype(np.float32),
@@ -93,7 +92,7 @@ def test_the_loss_of_sequences_equals_its_slow_twin(action):
             params, batch.carry[0, i], batch.obs[:, i], batch.is_first[:, i]
         )
         alone = jax.tree.map(lambda x, i=i: x[:, i], batch._replace(carry=()))
-        for name, number in twin_loss(policy, value, alone, continuous, False).items():
+        for name, number in twin_loss(policy, value, alone, space, False).items():
             expected[name] += number
     assert 0 < expected["clip_fraction"] < batch.valid.sum()  # both branches are exercised
     assert float(total) == pytest.approx(expected["loss"], rel=1e-4)
@@ -241,9 +240,10 @@ ITERATIONS = 60
 
 @pytest.fixture(scope="module")
 def remembering():
-    """A run on one device on the task that needs memory: runner, final state, history."""
+    """A run on one device on the task that needs memory, for each part of an action: runner, final
+    state, history."""
     config = recurrent(EVERYTHING, iterations=ITERATIONS, devices=1)
-    runner = runner_of(config, probes.Memory())
+    runner = runner_of(config, probes.MemoryOfParts())
     return runner, *steps(runner, ITERATIONS)
 
 
@@ -285,7 +285,7 @@ def test_a_run_is_the_same_on_any_number_of_devices_and_in_a_population(remember
     """On eight devices, each of which holds one shard of both agents."""
     runner, final, _ = remembering
     config = runner.config.replace(devices=8, num_seeds=2)
-    other, _ = run(config, probes.Memory())
+    other, _ = run(config, probes.MemoryOfParts())
     assert differing(final, jax.tree.map(lambda x: x[:1], other)) == []
 
 

@@ -15,7 +15,7 @@ from jaxrl_scale.config import Config, check
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.learning import distributions, networks, replay
 from jaxrl_scale.parallel.sums import local_pool
-from jaxrl_scale.types import Box, Discrete, EnvSpec
+from jaxrl_scale.types import Box, Discrete, EnvSpec, MultiDiscrete
 
 S, T, B = 4, 8, 4
 SPEC = EnvSpec("twin", (4,), Box(-1.0, 3.0, (1, 2)))
@@ -358,6 +358,20 @@ def test_every_gradient_step_draws_noise_of_its_own():
             "auto",
             "algo sac needs continuous actions, but those of twin are discrete, which all other "
             "algorithms take; try --algo=ppo",
+        ),
+        (
+            sac.Config(),
+            MultiDiscrete((3, 2)),
+            "auto",
+            "algo sac needs continuous actions, but those of twin are discrete, which ppo, a2c and "
+            "impala take; try --algo=ppo",
+        ),
+        (
+            dqn.Config(),
+            MultiDiscrete((3, 2)),
+            "auto",
+            "algo dqn needs discrete actions of one part, but those of twin have 2 parts, which "
+            "ppo, a2c and impala take; try --algo=ppo",
         ),
         (
             sac.Config(),

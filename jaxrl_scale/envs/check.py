@@ -15,12 +15,14 @@ import numpy as np
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.options import INT32_MAX
 from jaxrl_scale.types import (
+    ActionSpace,
     Box,
     Discrete,
     Environment,
     EnvSpec,
     HostEnvironment,
     HostStep,
+    MultiDiscrete,
     TimeStep,
     is_key,
 )
@@ -132,7 +134,7 @@ def _begun(what: str, env: Any, simulator: Any) -> list[np.ndarray]:
     return [seen, *map(np.copy, jax.tree.leaves(step))]
 
 
-def some_action(space: Discrete | Box) -> np.ndarray:
+def some_action(space: ActionSpace) -> np.ndarray:
     """An action that every environment with this space takes: 0, or what is nearest to it."""
     return np.asarray(space.clip(np.zeros(space.shape, space.dtype)))
 
@@ -277,6 +279,10 @@ def _check_actions(what: str, action: Any) -> None:
     if isinstance(action, Discrete):
         if not _is_whole(action.n):
             _refuse_value(what, "spec.action.n", action.n, "a whole number of at least 1")
+    elif isinstance(action, MultiDiscrete):
+        if not _is_shape(action.sizes) or not action.sizes:
+            should = "a tuple of one or more whole numbers of at least 1, such as (3, 2)"
+            _refuse_value(what, "spec.action.sizes", action.sizes, should)
     elif isinstance(action, Box):
         for bound in ("low", "high"):
             value = getattr(action, bound)
@@ -291,8 +297,8 @@ def _check_actions(what: str, action: Any) -> None:
             _refuse_value(what, "spec.action.shape", action.shape, should)
     else:
         raise RunError(
-            f"{what}: spec.action is of type {_type_name(action)}; it should be a Discrete or a "
-            "Box of jaxrl_scale.types"
+            f"{what}: spec.action is of type {_type_name(action)}; it should be a Discrete, a "
+            "MultiDiscrete or a Box of jaxrl_scale.types"
         )
 
 

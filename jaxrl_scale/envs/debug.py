@@ -12,7 +12,16 @@ import numpy as np
 from jaxrl_scale.envs.check import check_object, on_host
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.options import given_number
-from jaxrl_scale.types import Array, Box, Discrete, Environment, Key, PyTree, TimeStep
+from jaxrl_scale.types import (
+    ActionSpace,
+    Array,
+    Discrete,
+    Environment,
+    Key,
+    MultiDiscrete,
+    PyTree,
+    TimeStep,
+)
 
 
 class Transition(NamedTuple):
@@ -75,9 +84,11 @@ def play(
     return made
 
 
-def _random_action(space: Discrete | Box, key: Key) -> Array:
+def _random_action(space: ActionSpace, key: Key) -> Array:
     if isinstance(space, Discrete):
         return jax.random.randint(key, (), 0, space.n)
+    if isinstance(space, MultiDiscrete):
+        return jax.random.randint(key, space.shape, 0, jnp.asarray(space.sizes))
     if np.isinf([space.low, space.high]).any():
         return jax.random.normal(key, space.shape)
     return jax.random.uniform(key, space.shape, minval=space.low, maxval=space.high)

@@ -1,5 +1,5 @@
-"""Distributions of actions, as functions of what a network returns: a categorical one, a Gaussian
-one, and the squashed Gaussian of SAC."""
+"""Distributions of actions, as functions of what a network returns: a categorical one, several of
+these side by side, a Gaussian one, and the squashed Gaussian of SAC."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jaxrl_scale.types import Array, Box, Discrete, Key
+from jaxrl_scale.types import ActionSpace, Array, Box, Discrete, Key, MultiDiscrete
 
 
 class Distribution(NamedTuple):
@@ -28,17 +29,20 @@ class Distribution(NamedTuple):
     entropy: Callable[[Array], Array]
     """``(policy) -> [...]``"""
     parameters: Callable[[Array], dict[str, Array]]
-    """``(policy) -> {"probabilities": [..., n]}``, or ``{"mean": [..., *action.shape], "std": the
-    same}`` of continuous actions"""
+    """``(policy) -> {"probabilities": [..., n]}``, of actions of several parts ``[..., parts,
+    n]`` where ``n`` is the largest size and smaller parts have zeros behind theirs, or ``{"mean":
+    [..., *action.shape], "std": the same}`` of continuous actions"""
 
     def choose(self, key: Key, policy: Array, greedy: bool) -> Array:
         """A sample, or the most probable action; ``greedy`` is a Python bool."""
         return self.mode(policy) if greedy else self.sample(key, policy)
 
 
-def of(action: Discrete | Box) -> Distribution:
+def of(action: ActionSpace) -> Distribution:
     """That of an environment's actions."""
-    return gaussian(action) if isinstance(action, Box) else categorical(action)
+    if isinstance(action, Box):
+        return gaussian(action)
+    return independent(action) if isinstance(action, MultiDiscrete) else categorical(action)
 
 
 def categorical(action: Discrete) -> Distribution:
@@ -69,6 +73,40 @@ def categorical(action: Discrete) -> Distribution:
 
     return Distribution(
         action.n, 0, sample, lambda logits: logits.argmax(-1), log_prob, entropy, parameters
+    )
+
+
+def independent(action: MultiDiscrete) -> Distribution:
+    """Actions of several parts, of which each is `categorical` by itself: the network's output is
+    the logits of the first part, then those of the second, and so on."""
+    sizes = np.array(action.sizes, np.int32)
+    each, number = categorical(Discrete(int(sizes.max()))), np.arange(sizes.max())
+    there = number < sizes[:, None]  # [parts, widest]
+    starts = np.cumsum(sizes) - sizes
+    at = np.where(there, starts[:, None] + number, 0).astype(np.int32)
+
+    def rows(logits: Array) -> Array:
+        """``[..., parts, widest]``, with logits of -inf behind those of a smaller part: so that all
+        parts are computed as one array, however many there are."""
+        shape = (*logits.shape[:-1], *there.shape)
+        if there.all():
+            return logits.reshape(shape)
+        found = jnp.take(logits, at, axis=-1, mode="clip")
+        return jnp.where(jnp.broadcast_to(there, shape), found, -jnp.inf)
+
+    def sample(key: Key, logits: Array) -> Array:
+        drawn = each.sample(key, rows(logits))
+        # Its sums are rounded, so that a draw may fall behind a smaller part's last number.
+        return jnp.minimum(drawn, jnp.broadcast_to(sizes - 1, drawn.shape))
+
+    return Distribution(
+        size=int(sizes.sum()),
+        free=0,
+        sample=sample,
+        mode=lambda logits: each.mode(rows(logits)),
+        log_prob=lambda logits, a: each.log_prob(rows(logits), a).sum(-1),
+        entropy=lambda logits: each.entropy(rows(logits)).sum(-1),
+        parameters=lambda logits: each.parameters(rows(logits)),
     )
 
 

@@ -2,9 +2,9 @@
 and ``apply`` are used.
 
 `make` gives a policy and a value, `make_recurrent` the same with a memory, `make_policy` either of
-them under one face; `make_q` gives the values of discrete actions, `make_actor_critics` a policy of
-continuous actions and two values of an action. A network from outside the package is a flax module
-with one required field ``policy_size`` whose call maps a batch of observations ``[N,
+them under one face; `make_q` gives the values of discrete actions of one part, `make_actor_critics`
+a policy of continuous actions and two values of an action. A network from outside the package is a
+flax module with one required field ``policy_size`` whose call maps a batch of observations ``[N,
 *observation_shape]`` to ``(policy [N, policy_size], value [N])``:
 ``--network=my_package.my_module:MyNetwork``. A field with the name of an option of networks, such
 as ``hidden_sizes``, gets its value where it is set. `make_q` reads its ``policy`` as values of
@@ -28,7 +28,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxrl_scale.errors import RunError
+from jaxrl_scale.errors import RunError, how_many
 from jaxrl_scale.learning import distributions, normalize, products, torsos
 from jaxrl_scale.learning.distributions import Distribution
 from jaxrl_scale.learning.masks import trailing
@@ -41,7 +41,7 @@ from jaxrl_scale.learning.modules import (
     duel,
 )
 from jaxrl_scale.options import Sizes
-from jaxrl_scale.types import Array, Box, Discrete, EnvSpec, Key, PyTree, Rollout
+from jaxrl_scale.types import Array, Box, Discrete, EnvSpec, Key, MultiDiscrete, PyTree, Rollout
 from jaxrl_scale.user_code import describe, errors_in_one_line, is_own, show_arrays
 
 
@@ -76,7 +76,7 @@ def begin(
 
 
 class QNetwork(NamedTuple):
-    """The values of discrete actions."""
+    """The values of discrete actions of one part."""
 
     init: Callable[[Key], PyTree]
     apply: Callable[[PyTree, Array], Array]
@@ -142,7 +142,7 @@ def make_policy(config: Sizes, spec: EnvSpec, recurrent: bool) -> RecurrentNetwo
 def make_q(
     config: Sizes, spec: EnvSpec, dueling: bool = False, layer_norm: bool = False
 ) -> QNetwork:
-    """The config's network as values of actions; `RunError` where actions are not discrete.
+    """The config's network as values of actions; `RunError` where actions are not `Discrete`.
 
     Args:
       dueling: value and advantages from two streams, https://arxiv.org/abs/1511.06581,
@@ -154,6 +154,12 @@ def make_q(
         raise RunError(
             f"algo {config.algo.name} needs discrete actions, but those of {spec.id} are "
             "continuous, which ppo, a2c, impala and sac take; try --algo=sac"
+        )
+    if isinstance(spec.action, MultiDiscrete):
+        raise RunError(
+            f"algo {config.algo.name} needs discrete actions of one part, but those of {spec.id} "
+            f"have {how_many(len(spec.action.sizes), 'part')}, which ppo, a2c and impala take; "
+            "try --algo=ppo"
         )
     num_actions = spec.action.n
     if not is_own(config.network):
@@ -180,10 +186,11 @@ def make_actor_critics(config: Sizes, spec: EnvSpec) -> ActorCritics:
     """The config's network as a policy and two values, each with a torso of its own; `RunError`
     where actions are not continuous and bounded."""
     name, action = config.algo.name, spec.action
-    if isinstance(action, Discrete):
+    if not isinstance(action, Box):
+        takers = "all other algorithms" if isinstance(action, Discrete) else "ppo, a2c and impala"
         raise RunError(
-            f"algo {name} needs continuous actions, but those of {spec.id} are discrete, which all "
-            "other algorithms take; try --algo=ppo"
+            f"algo {name} needs continuous actions, but those of {spec.id} are discrete, which "
+            f"{takers} take; try --algo=ppo"
         )
     if not (math.isfinite(action.low) and math.isfinite(action.high)):
         raise RunError(
@@ -319,10 +326,12 @@ def outputs(
 ) -> dict[str, Array]:
     """What a network says of a batch of observations ``[B, *observation_shape]``, by name.
 
-    Of discrete actions these are ``probabilities [B, n]``, of continuous ones ``mean`` and ``std``,
-    ``[B, *action.shape]`` each, before they are clipped, and of both the observation's ``value
-    [B]``; from `make_q` ``q_values [B, n]``; and from `make_actor_critics` ``mean`` and ``std`` of
-    the Gaussian numbers of which the hyperbolic tangent, scaled to the bounds, is the action.
+    Of discrete actions these are ``probabilities [B, n]``, of those of several parts ``[B, parts,
+    n]`` where ``n`` is the largest size and smaller parts have zeros behind theirs; of continuous
+    ones ``mean`` and ``std``, ``[B, *action.shape]`` each, before they are clipped; and of all the
+    observation's ``value [B]``. From `make_q` it is ``q_values [B, n]``, and from
+    `make_actor_critics` ``mean`` and ``std`` of the Gaussian numbers of which the hyperbolic
+    tangent, scaled to the bounds, is the action.
 
     Args:
       weights: what has the fields of `Weights`; ``params`` are those that act.
@@ -397,7 +406,11 @@ def _check(
     # An algorithm of one's own may have no such option.
     normalized = getattr(config.algo, "normalize_observations", False)
     dtype = jnp.float32 if normalized else spec.observation_dtype
-    meaning = ", the means and then the logarithms of the standard deviations of the actions"
+    meaning = ""
+    if isinstance(spec.action, Box):
+        meaning = ", the means and then the logarithms of the standard deviations of the actions"
+    elif isinstance(spec.action, MultiDiscrete):
+        meaning = ", the logits of an action's first part, then those of the next, and so on"
     several = next(n for n in itertools.count(3) if n not in (size, *spec.observation_shape))
     for batch in (several, 1):
         obs = jax.ShapeDtypeStruct((batch, *spec.observation_shape), dtype)
@@ -416,7 +429,7 @@ def _check(
         if show_arrays(out) != show_arrays(should):
             raise RunError(
                 f"{what}, returned {show_arrays(out)}; it should return {named}, "
-                f"{show_arrays(should)}" + meaning * isinstance(spec.action, Box)
+                f"{show_arrays(should)}{meaning}"
             )
     leaves = jax.tree_util.tree_flatten_with_path(
         params, is_leaf=lambda x: isinstance(x, nn.meta.AxisMetadata)

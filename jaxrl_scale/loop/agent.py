@@ -69,7 +69,7 @@ class Agent:
         """The action for one observation ``[*shape]``, or those for a batch ``[B, *shape]``. In an
         environment of Gymnasium (``gymnasium:NAME``) both are as Gymnasium has them: a discrete
         observation is a whole number, or ``[B]`` of them, and discrete actions begin where its
-        space does.
+        space does, and have its shape.
 
         Args:
           obs: what the agent sees.
@@ -89,9 +89,11 @@ class Agent:
 
         ================== =====================================================================
         PPO, A2C, IMPALA   ``value [B]``, the estimate of the discounted return; of discrete
-                           actions ``probabilities [B, n]``, of continuous ones ``mean`` and
-                           ``std``, ``[B, *action.shape]``, of the Gaussian whose numbers are
-                           clipped to the bounds
+                           actions ``probabilities [B, n]``, of those of several parts
+                           ``[B, parts, n]`` where ``n`` is the largest size and smaller parts have
+                           zeros behind theirs; of continuous ones ``mean`` and ``std``,
+                           ``[B, *action.shape]``, of the Gaussian whose numbers are clipped to the
+                           bounds
         SAC                ``mean`` and ``std`` of the Gaussian whose hyperbolic tangent, scaled to
                            the bounds, is the action
         DQN, Ape-X, PQN    ``q_values [B, n]``, the values of the actions

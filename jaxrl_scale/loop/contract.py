@@ -11,11 +11,11 @@ import jax.numpy as jnp
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.options import traced
 from jaxrl_scale.records.pieces import named_leaves
-from jaxrl_scale.types import Algorithm, Array, Box, Discrete, EnvSpec, PyTree, Time, is_key
+from jaxrl_scale.types import ActionSpace, Algorithm, Array, EnvSpec, PyTree, Time, is_key
 from jaxrl_scale.user_code import errors_in_one_line, show_arrays
 
 
-def algorithm(algo: Algorithm, space: Discrete | Box) -> Algorithm:
+def algorithm(algo: Algorithm, space: ActionSpace) -> Algorithm:
     """The algorithm, whose ``act`` and ``update`` raise a `RunError` where they return something
     else than `Algorithm` says: actions that are not those of the space, which most environments
     would take (true and 1.0 are equal to 1), or a memory or a state of another kind than the one

@@ -31,6 +31,7 @@ from jaxrl_scale.types import (
     EnvSpec,
     HostEnvironment,
     HostStep,
+    MultiDiscrete,
     Played,
     PyTree,
     Rollout,
@@ -84,7 +85,11 @@ def fresh(spec: EnvSpec, leading: Shape, length: int, num_envs: int) -> Games:
 
 def _stored_dtype(spec: EnvSpec) -> Any:
     """The smallest that holds an action; environments and algorithms see the space's own."""
-    return np.float32 if isinstance(spec.action, Box) else np.min_scalar_type(spec.action.n - 1)
+    space = spec.action
+    if isinstance(space, Box):
+        return np.float32
+    largest = max(space.sizes) if isinstance(space, MultiDiscrete) else space.n
+    return np.min_scalar_type(largest - 1)
 
 
 def empty(spec: EnvSpec, leading: Shape, length: int, num_envs: int, extras: PyTree) -> Gathered:

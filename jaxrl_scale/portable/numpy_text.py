@@ -36,7 +36,7 @@ def write(program: Program, title: str) -> str:
         "memory_dtype": memory.dtype.name,
         "arguments": "obs, memory, is_first" if recurrent else "obs",
         "results": ", ".join(_returned(program)),
-        "scores": _SCORES if "scores" in program.outputs else "",
+        "scores": _of_scores(program.outputs.get("scores")),
     }
     title = title.replace("\\", r"\\").replace('"', r"\"")  # as a docstring holds it
     parts = [
@@ -306,6 +306,21 @@ _SCORES = """
     The best action is the one with the largest of the scores [B, n]: the policy's logits, or the
     values of the actions.
     """
+
+_SCORES_OF_PARTS = """
+
+    Each part of the best action is the number with the largest of its scores [B, {parts}, {n}]: the
+    policy's logits. Behind those of a smaller part they are -inf.
+    """
+
+
+def _of_scores(scores: Value | None) -> str:
+    """What they are, of actions of one part or of several; without any nothing."""
+    if scores is None or len(scores.shape) < 3:
+        return _SCORES if scores else ""
+    _, parts, n = scores.shape
+    return _SCORES_OF_PARTS.format(parts=parts, n=n)
+
 
 _HELPERS = {
     "conv": '''\

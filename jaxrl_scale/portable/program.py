@@ -67,7 +67,8 @@ class Program(NamedTuple):
     operations: list[Operation]
     outputs: dict[str, Value]
     """``action [B, ...]``; of discrete actions the ``scores [B, n]`` of which it is the largest:
-    logits, or values; with a memory the next ``memory [B, ...]``"""
+    logits, or values; of those of several parts ``[B, parts, n]``, with -inf behind the logits of a
+    smaller part; with a memory the next ``memory [B, ...]``"""
 
     @property
     def weights(self) -> dict[str, np.ndarray]:
