@@ -31,7 +31,7 @@ from jaxrl_scale.envs import envpool_adapter, games, scores
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.loop import host_rollout
 from jaxrl_scale.loop.agent import Agent
-from jaxrl_scale.types import Box, Discrete, HostStep
+from jaxrl_scale.types import Box, Discrete, HostStep, MultiDiscrete
 
 HAS_ENVPOOL = importlib.util.find_spec("envpool") is not None
 needs_envpool = pytest.mark.skipif(
@@ -567,8 +567,8 @@ class Told(gymnasium.Env):
     metadata = {"render_modes": []}  # noqa: RUF012
 
     def __init__(self, obs=None, act=None, seen=6, fails=False):
-        self.observation_space = obs or spaces.Discrete(3, start=5)
-        self.action_space = act or spaces.Discrete(2, start=7)
+        self.observation_space = spaces.Discrete(3, start=5) if obs is None else obs
+        self.action_space = spaces.Discrete(2, start=7) if act is None else act
         self.seen, self.fails, self.go = seen, fails, threading.Event()
         self.go.set()
 
@@ -747,7 +747,11 @@ def test_what_an_environment_behind_gymnasiums_time_limit_lacks_is_told(kwargs, 
             {"obs": spaces.Dict(a=spaces.Text(3))},
             "observes Dict.*; Discrete, MultiDiscrete, MultiBinary and",
         ),
-        ({"act": spaces.MultiDiscrete([2, 2])}, r"acts in MultiDiscrete.*; Discrete, and Box"),
+        (
+            {"act": spaces.Tuple([spaces.Discrete(2), spaces.MultiBinary(2)])},
+            "acts in Tuple.*; Discrete, MultiDiscrete, MultiBinary, and Box with an axis, are supp",
+        ),
+        ({"act": spaces.MultiDiscrete([])}, r"acts in MultiDiscrete\(\[\]\); Discrete, MultiDiscr"),
         ({"act": spaces.Box(0, 3, (1,), np.int32)}, r"must be real, .*, and not int32"),
         (
             {"act": spaces.Box(np.array([0, 1]), np.array([2, np.inf]), dtype=float)},
@@ -814,6 +818,53 @@ def test_actions_of_different_bounds_are_scaled_from_minus_one_to_one(told):
     simulator.close()
 
 
+@pytest.mark.parametrize(
+    ("act", "sizes", "ours", "theirs", "said"),
+    [
+        (
+            spaces.MultiDiscrete([3, 2], start=[-1, 4]),
+            (3, 2),
+            [[0, 0], [2, 1]],
+            [[-1, 4], [1, 5]],
+            ["Its numbers begin at 0, where Gymnasium's begin at [-1, 4]."],
+        ),
+        (
+            spaces.MultiDiscrete([[2, 3, 4]], np.uint8, start=[[250, 0, 0]]),
+            (2, 3, 4),
+            [[0, 0, 3], [1, 2, 0]],
+            [[[250, 0, 3]], [[251, 2, 0]]],
+            [
+                "Its actions are vectors of 3 numbers, Gymnasium's array of shape (1, 3) row by "
+                "row.",
+                "Its numbers begin at 0, where Gymnasium's begin at [[250, 0, 0]].",
+            ],
+        ),
+        (spaces.MultiBinary(3), (2, 2, 2), [[0, 1, 1], [1, 0, 0]], [[0, 1, 1], [1, 0, 0]], []),
+        (
+            spaces.MultiBinary([2, 2]),
+            (2, 2, 2, 2),
+            [[0, 1, 1, 1], [1, 0, 0, 0]],
+            [[[0, 1], [1, 1]], [[1, 0], [0, 0]]],
+            ["Its actions are vectors of 4 numbers, Gymnasium's array of shape (2, 2) row by row."],
+        ),
+    ],
+)
+def test_actions_of_several_parts_are_those_of_gymnasium(told, act, sizes, ours, theirs, said):
+    env = envs.make(told, act=act)
+    assert env.spec.action == MultiDiscrete(sizes)
+    assert env.encoded[1:] == said
+    both = env.taken(np.int32(ours))
+    np.testing.assert_array_equal(both, theirs)
+    for one, taken in zip(np.int32(ours), both, strict=True):
+        np.testing.assert_array_equal(env.taken(one), taken)
+        assert act.contains(env.taken(one))
+    simulator = env.simulate(SEEDS[:2], 1)
+    simulator.reset()
+    simulator.send(np.int32(ours))
+    assert simulator.receive().reward.tolist() == [2, 2]  # `Told` takes no others
+    simulator.close()
+
+
 class Reach(gymnasium.Env):
     """A goal to be reached, as of a robot: the observation has parts, and actions have bounds of
     their own."""
@@ -839,8 +890,21 @@ class Reach(gymnasium.Env):
         return {"goal": self.goal, "at": self.at, "left": self.left}
 
 
-def test_an_agent_plays_with_a_goal_as_gymnasium_has_it():
-    gymnasium.register("Reach-v0", entry_point=Reach)
+class Steps(Reach):
+    """Reached by steps of one of three lengths along each axis."""
+
+    action_space = spaces.MultiDiscrete([[3], [3]], start=[[-1], [-1]])
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        self.at, self.left = np.float32(self.at + 0.2 * action[:, 0]), self.left - 1
+        near = bool(np.abs(self.at - self.goal).max() < 0.3)
+        return self._seen(), float(near), near, self.left == 0, {"is_success": near}
+
+
+@pytest.mark.parametrize("kind", [Reach, Steps])
+def test_an_agent_plays_with_a_goal_as_gymnasium_has_it(kind):
+    gymnasium.register("Reach-v0", entry_point=kind)
     try:
         config = small({}, env="gymnasium:Reach-v0", iterations=2, devices=1, eval_episodes=4)
         runner = runner_of(config)
@@ -851,7 +915,7 @@ def test_an_agent_plays_with_a_goal_as_gymnasium_has_it():
         played = agent.evaluate_in_gymnasium(3)
         runner.close()
         assert played.returns.shape == (1, 3)
-        one = Reach()
+        one = kind()
         obs, _ = one.reset(seed=0)
         assert one.action_space.contains(agent.act(obs))
     finally:

@@ -23,7 +23,7 @@ from gymnasium import spaces
 from jaxrl_scale.envs import gymnasium_spaces
 from jaxrl_scale.envs.check import is_name, some_action
 from jaxrl_scale.errors import RunError, closest
-from jaxrl_scale.types import Box, Discrete, EnvSpec, HostStep
+from jaxrl_scale.types import ActionSpace, EnvSpec, HostStep
 from jaxrl_scale.user_code import errors_in_one_line
 
 
@@ -77,7 +77,7 @@ class GymnasiumEnvironment:
                 info=tuple(name for name, x in info.items() if is_name(name) and _is_number(x)),
             )
 
-    def _first_info(self, env: gymnasium.Env, space: Discrete | Box) -> dict[Any, Any]:
+    def _first_info(self, env: gymnasium.Env, space: ActionSpace) -> dict[Any, Any]:
         """The ``info`` of a first step. Raises a `RunError` where a method returns another number
         of things than it should."""
         with errors_in_one_line(self._what):

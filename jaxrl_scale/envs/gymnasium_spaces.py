@@ -9,12 +9,15 @@ an observation of                           is seen as
 ``MultiBinary``, ``Dict``, ``Tuple``
 ========================================== ===================================================
 
-Actions of ``Discrete`` begin at 0, wherever Gymnasium's do. Those of a ``Box`` of real numbers are
-what they are; where their bounds differ, they are numbers from -1 to 1, scaled to the bounds.
+Actions of ``Discrete`` begin at 0, wherever Gymnasium's do. So do the parts of ``MultiDiscrete``
+and ``MultiBinary``, which are one vector, in the order of Gymnasium's array. Those of a ``Box`` of
+real numbers are what they are; where their bounds differ, they are numbers from -1 to 1, scaled to
+the bounds.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +28,7 @@ from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, iterate
 
 from jaxrl_scale.errors import RunError
-from jaxrl_scale.types import Box, Discrete
+from jaxrl_scale.types import ActionSpace, Box, Discrete, MultiDiscrete
 
 
 def observation(what: str, space: Any) -> tuple[tuple[int, ...], Any]:
@@ -53,13 +56,19 @@ def _is_flat(space: Any) -> bool:
     return isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary)
 
 
-def action(what: str, space: Any) -> Discrete | Box:
-    """What an agent does. Raises a `RunError` that begins with ``what`` where that would be several
-    actions, or whole numbers of a ``Box``."""
+def action(what: str, space: Any) -> ActionSpace:
+    """What an agent does. Raises a `RunError` that begins with ``what`` where that would be another
+    kind of action, or whole numbers of a ``Box``."""
     if isinstance(space, spaces.Discrete):
         return Discrete(int(space.n))
+    if _has_parts(space):
+        sizes = space.nvec.flat if isinstance(space, spaces.MultiDiscrete) else (2,) * _size(space)
+        return MultiDiscrete(tuple(map(int, sizes)))
     if not isinstance(space, spaces.Box) or not space.shape:
-        raise RunError(f"{what} acts in {space}; Discrete, and Box with an axis, are supported")
+        raise RunError(
+            f"{what} acts in {space}; Discrete, MultiDiscrete, MultiBinary, and Box with an axis, "
+            "are supported"
+        )
     if not np.issubdtype(space.dtype, np.floating):
         raise RunError(
             f"{what} acts in {space}; the numbers of a Box must be real, as a policy's are, and "
@@ -70,6 +79,15 @@ def action(what: str, space: Any) -> Discrete | Box:
     if not space.is_bounded():
         raise RunError(f"{what} acts in {space}; where bounds differ, all should be finite")
     return Box(-1.0, 1.0, space.shape)
+
+
+def _has_parts(space: Any) -> bool:
+    """Whether an action is several whole numbers at once."""
+    return isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary) and _size(space) > 0
+
+
+def _size(space: Any) -> int:
+    return math.prod(space.shape)
 
 
 def _is_scaled(space: Any) -> bool:
@@ -108,6 +126,14 @@ def taking(space: Any) -> Callable[[Any], np.ndarray]:
     actions takes. It is called in every step, so what the bounds are is looked at before."""
     if isinstance(space, spaces.Discrete):
         return lambda action: np.asarray(action, np.int64) + int(space.start)
+    if _has_parts(space):
+        start = _first(space)
+
+        def arranged(action: Any) -> np.ndarray:
+            parts = np.asarray(action, np.int64)
+            return (parts.reshape(*parts.shape[:-1], *space.shape) + start).astype(space.dtype)
+
+        return arranged
     if not _is_scaled(space):
         return lambda action: np.asarray(action, space.dtype)
 
@@ -117,6 +143,11 @@ def taking(space: Any) -> Callable[[Any], np.ndarray]:
         return np.asarray(found, space.dtype)
 
     return scaled
+
+
+def _first(space: Any) -> np.ndarray:
+    """The least number of each part."""
+    return np.zeros(space.shape, np.int64) + getattr(space, "start", 0)
 
 
 def encoded(observation: Any, action: Any) -> list[str]:
@@ -132,6 +163,12 @@ def encoded(observation: Any, action: Any) -> list[str]:
     if isinstance(action, spaces.Discrete):
         if action.start:
             lines.append(f"Its action 0 is Gymnasium's {action.start}, and so on.")
+    elif _has_parts(action):
+        if len(action.shape) > 1:
+            shape = f"Gymnasium's array of shape {action.shape}"
+            lines.append(f"Its actions are vectors of {_size(action)} numbers, {shape} row by row.")
+        if (least := _first(action)).any():
+            lines.append(f"Its numbers begin at 0, where Gymnasium's begin at {least.tolist()}.")
     elif _is_scaled(action):
         low, high = action.low.tolist(), action.high.tolist()
         lines.append(f"Its actions are from -1 to 1, which stand for {low} to {high}.")
