@@ -93,8 +93,6 @@ NAMES = tuple(CASES)
 assert set(NAMES) == set(algos.names())
 CONTINUOUS = ("sac",)
 """Those that take continuous actions alone. The others are tested with discrete ones."""
-ACTIONS = {"sac": "continuous", "a2c": "parts", "impala": "parts"}
-"""Of which kind those of the probe environments are, where they are not `Discrete`."""
 
 
 def options(name):

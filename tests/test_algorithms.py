@@ -40,11 +40,16 @@ def test_a_longer_run_begins_otherwise_where_its_length_is_in_a_schedule(name):
         assert not options(**constant, epsilon_start=0.1, epsilon_end=0.1).depends_on_budget
 
 
+PROBED = [(name, "discrete") for name in algorithms.NAMES if name not in algorithms.CONTINUOUS]
+PROBED += [("sac", "continuous"), ("a2c", "parts"), ("impala", "parts")]
+"""Algorithms and kinds of actions. PPO learns with parts in test_recurrent.py, with a memory."""
+
+
 @pytest.mark.quickly
-@every_algorithm
-def test_the_values_and_the_policy_of_the_probe_environments_are_learned(name):
+@pytest.mark.parametrize(("name", "kind"), PROBED)
+def test_the_values_and_the_policy_of_the_probe_environments_are_learned(name, kind):
     config = algorithms.probing(name)
-    env = Mixture(algorithms.ACTIONS.get(name, "discrete"))
+    env = Mixture(kind)
     state, _ = steps(runner_of(config, env), config.num_iterations)
     params = jax.tree.map(lambda x: x[0], state.shared.algo.params)
     action, value = algorithms.learned(config, env.spec, params)
