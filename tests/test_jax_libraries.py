@@ -4,6 +4,7 @@ are extras, and are skipped without them."""
 import dataclasses
 import importlib.util
 import re
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +15,9 @@ from running import differing, runner_of, steps
 from jaxrl_scale import envs
 from jaxrl_scale.algos import ppo
 from jaxrl_scale.config import Config
+from jaxrl_scale.envs.brax_adapter import StateEnv
 from jaxrl_scale.envs.check import some_action
-from jaxrl_scale.envs.libraries import Parts
+from jaxrl_scale.envs.libraries import Parts, check_parameters, defaults_of
 from jaxrl_scale.errors import RunError
 
 pytestmark = [  # theirs, of what they use themselves
@@ -68,6 +70,90 @@ def test_a_state_is_taken_apart_and_put_together_again():
     assert again["n"] == 3
     with pytest.raises(TypeError, match="a state of another form than reset"):
         apart.of(state | {"more": 1.0})
+
+
+class Physics(NamedTuple):
+    """A state as those of Brax and Playground are."""
+
+    obs: Any
+    reward: jax.Array
+    done: jax.Array
+    metrics: dict[str, jax.Array]
+
+
+class Counting:
+    """What it observes grows by 1 with each step, and its reward is what it observes."""
+
+    action_size = 2
+
+    def __init__(self, seen="state"):
+        self.seen = seen
+
+    def reset(self, key):
+        zero = jnp.zeros(())
+        return Physics({self.seen: jnp.zeros(1)}, zero, zero, {"action": zero})
+
+    def step(self, state, action):
+        obs = state.obs[self.seen] + 1
+        return Physics({self.seen: obs}, obs[0], jnp.float32(obs[0] >= 5), {"action": action[0]})
+
+
+def test_an_action_is_repeated_and_the_time_limit_counts_what_it_repeats():
+    env = StateEnv("playground:Counting", Counting(), episode_length=100, repeat=3)
+    assert env.spec.max_episode_steps == 34  # as Brax's EpisodeWrapper has it
+    assert env.spec.observation_shape == (1,)
+    _, out = jax.jit(env.step)(jax.random.key(0), *env.reset(jax.random.key(0))[:1], jnp.ones(2))
+    assert (out.obs[0], out.reward, bool(out.terminated)) == (3, 1 + 2 + 3, False)
+
+
+@pytest.mark.parametrize(
+    ("seen", "steps", "said"),
+    [
+        ("state", {"episode_length": "long"}, "env_kwargs.episode_length='long' should be a whole"),
+        ("state", {"episode_length": 0}, "env_kwargs.episode_length=0 should be a whole number of"),
+        ("state", {"repeat": 0}, "env_kwargs.action_repeat=0 should be a whole number of at least"),
+        ("pixels/view_0", {}, "observes pixels/view_0; an agent sees one array, or that named sta"),
+    ],
+)
+def test_what_no_environment_of_brax_or_playground_can_have_is_told(seen, steps, said):
+    with pytest.raises(RunError, match=re.escape("'playground:Counting'")) as told:
+        StateEnv("playground:Counting", Counting(seen), **{"episode_length": 9} | steps)
+    assert said in str(told.value)
+
+
+def test_a_parameter_of_another_type_than_its_default_is_told():
+    has = {"wind": True, "size": 3, "range": (0.2, 1.0), "scale": 0.5, "map": None}
+    fits = {"wind": False, "size": 4, "range": [0, 1], "scale": 2, "map": "any"}
+    check_parameters("environment 'x'", fits, has)
+    for given, said in (
+        ({"wind": "no"}, "environment 'x': env_kwargs.wind='no' should be true or false"),
+        ({"size": 2.5}, "env_kwargs.size=2.5 should be a whole number"),
+        ({"scale": "big"}, "env_kwargs.scale='big' should be a number"),
+        ({"range": "0.2,1.0"}, "env_kwargs.range='0.2,1.0' should be a list, such as [0.2, 1.0]"),
+        ({"winds": True}, "environment 'x' has no parameter winds; did you mean wind?"),
+        ({"y": 1}, "has no parameter y; its parameters: wind, size, range, scale, map"),
+    ):
+        with pytest.raises(RunError, match=re.escape(said)):
+            check_parameters("environment 'x'", given, has)
+    with pytest.raises(RunError, match=r"env_kwargs\.deterministic='no' should be true or false"):
+        envs.make("gymnax:DeepSea-bsuite", deterministic="no")
+
+
+def test_the_parameters_of_a_class_are_also_those_that_it_hands_on():
+    class Base:
+        def __init__(self, system, frames=1):
+            pass
+
+    class Ant(Base):
+        def __init__(self, backend="spring", **kwargs):
+            super().__init__("ant", **kwargs)
+
+    class Closed(Ant):
+        def __init__(self, frames=5):
+            super().__init__(frames=frames)
+
+    assert defaults_of(Ant) == {"backend": "spring", "frames": 1}
+    assert defaults_of(Closed) == {"frames": 5}
 
 
 # --- with the libraries ---------------------------------------------------------------------
@@ -151,9 +237,12 @@ def test_the_time_limit_of_craftax_is_no_end():
 def test_wrong_parameters_of_the_libraries_are_told_in_one_line():
     for name, kwargs, said in (
         (POLE, {"backend": "x"}, "ValueError: backend should be in"),
-        (POLE, {"gravity": 1}, "unexpected keyword argument 'gravity'"),
+        (POLE, {"gravity": 1}, "has no parameter gravity; its parameters: episode_length, back"),
+        ("brax:ant", {"terminate_when_unhealthy": "no"}, "should be true or false"),
         (GAME, {"levels": 1}, "has no parameter levels; its parameters: max_timesteps, day_l"),
-        ("playground:CheetahRun", {"levels": 1}, 'Key "levels" does not exist'),
+        (GAME, {"max_timesteps": 2.5}, "env_kwargs.max_timesteps=2.5 should be a whole number"),
+        ("playground:CheetahRun", {"levels": 1}, "has no parameter levels; its parameters: act"),
+        ("playground:CartpoleBalance", {"vision_config": {"nworlds": 1}}, "vision_config.nworld?"),
         ("playground:CheetahRn", {}, "Playground has no environment 'CheetahRn'; did you mean "),
     ):
         with pytest.raises(RunError, match=re.escape(said)) as told:

@@ -9,12 +9,16 @@ has as ``metrics``, such as the parts of the reward, are ``env/<name>`` in the m
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax.traverse_util import flatten_dict
 
 from jaxrl_scale.envs import libraries
+from jaxrl_scale.errors import RunError
+from jaxrl_scale.options import has_type
 from jaxrl_scale.types import Array, Box, EnvSpec, Key, TimeStep
 from jaxrl_scale.user_code import errors_in_one_line
 
@@ -31,6 +35,10 @@ def make_brax(name: str, episode_length: int = 1000, **kwargs: Any) -> StateEnv:
     libraries.check_known("Brax", name, BRAX)
     brax = libraries.imported("Brax", "brax", "brax.envs", what)
     with errors_in_one_line(what):
+        if kwargs:
+            defaults = libraries.defaults_of(type(brax.get_environment(name)))
+            has = {"episode_length": episode_length} | defaults
+            libraries.check_parameters(what, kwargs, has)
         env = brax.get_environment(name, **kwargs)
         return StateEnv(f"brax:{name}", env, episode_length)
 
@@ -47,10 +55,12 @@ def make_playground(name: str, **kwargs: Any) -> StateEnv:
     libraries.check_known(library, name, playground.ALL_ENVS)
     with errors_in_one_line(what):
         config = playground.get_default_config(name)
+        kwargs = flatten_dict(kwargs, sep=".")  # in Python they may be dicts in a dict
+        libraries.check_parameters(what, kwargs, flatten_dict(config.to_dict(), sep="."))
         env = playground.load(name, config, {"impl": "jax"} | kwargs)
         config.update_from_flattened_dict(kwargs)
-        repeat = int(config.get("action_repeat", 1))
-        return StateEnv(f"playground:{name}", env, int(config.episode_length), repeat)
+        repeat = config.get("action_repeat", 1)
+        return StateEnv(f"playground:{name}", env, config.episode_length, repeat)
 
 
 class StateEnv:
@@ -65,14 +75,22 @@ class StateEnv:
     """
 
     def __init__(self, name: str, env: Any, episode_length: int, repeat: int = 1) -> None:
+        what = f"environment {name!r}"
+        for option, steps in (("episode_length", episode_length), ("action_repeat", repeat)):
+            if not has_type(steps, int) or steps < 1:
+                should = "a whole number of at least 1"
+                raise RunError(f"{what}: env_kwargs.{option}={steps!r} should be {should}")
         self._env, self._repeat = env, repeat
         state = jax.eval_shape(env.reset, jax.random.key(0))
+        if isinstance(state.obs, dict) and "state" not in state.obs:
+            seen = ", ".join(state.obs)
+            raise RunError(f"{what} observes {seen}; an agent sees one array, or that named state")
         self._parts = libraries.Parts(state)
         self.spec = EnvSpec(
             id=name,
             observation_shape=_seen(state).shape,
             action=Box(-1.0, 1.0, (int(env.action_size),)),
-            max_episode_steps=episode_length // repeat,
+            max_episode_steps=math.ceil(episode_length / repeat),
         )
 
     def reset(self, key: Key) -> tuple[list[Array], Array]:

@@ -37,8 +37,7 @@ def make(name: str, **kwargs: Any) -> CraftaxEnv:
     with errors_in_one_line(what):
         env = craftax.make_craftax_env_from_name(name, auto_reset=False)
         params = env.default_params
-    fields = [field.name for field in dataclasses.fields(params)]
-    libraries.check_parameters(what, kwargs, fields)
+    libraries.check_parameters(what, kwargs, libraries.fields_of(params))
     with errors_in_one_line(what):
         return CraftaxEnv(f"craftax:{name}", env, dataclasses.replace(params, **kwargs))
 

@@ -9,14 +9,13 @@ package does, so both cut an episode at the same step.
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_scale.envs.libraries import check_parameters, settled
+from jaxrl_scale.envs.libraries import check_parameters, defaults_of, fields_of, settled
 from jaxrl_scale.errors import RunError, closest
 from jaxrl_scale.types import Array, Box, Discrete, EnvSpec, Key, PyTree, TimeStep
 from jaxrl_scale.user_code import errors_in_one_line
@@ -35,14 +34,14 @@ def make(name: str, **kwargs: Any) -> GymnaxEnv:
             f"It has {', '.join(known)}"
         )
     env, params = gymnax.make(name)
-    arguments = set(inspect.signature(type(env)).parameters)
-    fields = {field.name for field in dataclasses.fields(params)} - arguments
+    arguments = defaults_of(type(env))
     what = f"environment 'gymnax:{name}'"
-    check_parameters(what, kwargs, sorted(arguments | fields))
+    check_parameters(what, kwargs, arguments | fields_of(params))
     with errors_in_one_line(what):
-        if arguments & set(kwargs):
-            env, params = gymnax.make(name, **{k: kwargs[k] for k in arguments & set(kwargs)})
-        params = dataclasses.replace(params, **{k: kwargs[k] for k in fields & set(kwargs)})
+        if given := {k: x for k, x in kwargs.items() if k in arguments}:
+            env, params = gymnax.make(name, **given)
+        others = {k: x for k, x in kwargs.items() if k not in arguments}
+        params = dataclasses.replace(params, **others)
         adapted = GymnaxEnv(f"gymnax:{name}", env, params)
     if len(adapted.spec.observation_shape) == 3:
         return GymnaxImageEnv(f"gymnax:{name}", env, params)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.util
+import inspect
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_scale.errors import RunError, nearest
+from jaxrl_scale.options import has_type, type_name
 from jaxrl_scale.types import Array, PyTree, is_key
 from jaxrl_scale.user_code import errors_in_one_line
 
@@ -41,12 +44,44 @@ def check_known(library: str, name: str, known: tuple[str, ...]) -> None:
         raise RunError(f"{library} has no environment {name!r}{near}")
 
 
-def check_parameters(what: str, given: Iterable[str], known: Sequence[str]) -> None:
-    """Raise a `RunError` if an environment is given parameters that it does not have."""
-    if unknown := sorted(set(given) - set(known)):
-        raise RunError(
-            f"{what} has no parameter {', '.join(unknown)}; its parameters: {', '.join(known)}"
-        )
+def check_parameters(what: str, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    """Raise a `RunError` if an environment is given parameters that it does not have, or a value of
+    another type than the default, by which one knows what a library takes. It would not refuse
+    ``no`` itself, a text, where it takes true or false: a text is true.
+
+    Args:
+      defaults: of all parameters that it has.
+    """
+    for name, value in given.items():
+        if name not in defaults:
+            near = nearest(name, list(defaults))
+            its = f"{near} Its" if near else "; its"
+            raise RunError(f"{what} has no parameter {name}{its} parameters: {', '.join(defaults)}")
+        default = defaults[name]
+        should = None
+        if isinstance(default, bool | int | float | str) and not has_type(value, type(default)):
+            should = type_name(type(default))
+        if isinstance(default, tuple | list) and not isinstance(value, tuple | list):
+            should = f"a list, such as {list(default)}"
+        if should:
+            raise RunError(f"{what}: env_kwargs.{name}={value!r} should be {should}")
+
+
+def defaults_of(build: type) -> dict[str, Any]:
+    """The parameters of a class and their defaults, with those of the classes that it extends where
+    it hands others on to them (``**kwargs``)."""
+    found: dict[str, Any] = {}
+    for each in build.__mro__:
+        parameters = inspect.signature(each.__init__).parameters.values()  # type: ignore[misc]
+        found = {p.name: p.default for p in parameters if p.default is not p.empty} | found
+        if all(p.kind is not p.VAR_KEYWORD for p in parameters):
+            break
+    return found
+
+
+def fields_of(params: Any) -> dict[str, Any]:
+    """The fields of a dataclass by name."""
+    return {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
 
 
 def settled(leaf: Any) -> Array:
