@@ -4,6 +4,8 @@ are extras, and are skipped without them."""
 import dataclasses
 import importlib.util
 import re
+import subprocess
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -15,10 +17,10 @@ from running import differing, runner_of, steps
 from jaxrl_scale import envs
 from jaxrl_scale.algos import ppo
 from jaxrl_scale.config import Config
-from jaxrl_scale.envs.brax_adapter import StateEnv
+from jaxrl_scale.envs.brax_adapter import StateEnv, load_playground
 from jaxrl_scale.envs.check import some_action
 from jaxrl_scale.envs.libraries import Parts, check_parameters, defaults_of
-from jaxrl_scale.errors import RunError
+from jaxrl_scale.errors import INPUT_OUTPUT_ERROR, RunError
 
 pytestmark = [  # theirs, of what they use themselves
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -156,6 +158,16 @@ def test_the_parameters_of_a_class_are_also_those_that_it_hands_on():
     assert defaults_of(Closed) == {"frames": 5}
 
 
+def test_a_download_that_fails_is_told_with_what_to_do():
+    def load(*_):
+        raise subprocess.CalledProcessError(128, ["git", "clone"])
+
+    with pytest.raises(RunError, match="git cannot download the models of robots") as told:
+        load_playground("environment 'x'", SimpleNamespace(load=load), "Go1Getup")
+    assert told.value.status == INPUT_OUTPUT_ERROR
+    assert "--env=playground:Go1Getup --dry_run" in str(told.value)
+
+
 # --- with the libraries ---------------------------------------------------------------------
 
 
@@ -248,6 +260,14 @@ def test_wrong_parameters_of_the_libraries_are_told_in_one_line():
         with pytest.raises(RunError, match=re.escape(said)) as told:
             made(name, **kwargs)
         assert "\n" not in str(told.value)
+
+
+@pytest.mark.slow
+def test_what_mujoco_says_of_a_model_of_theirs_is_not_written(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    made("brax:halfcheetah")  # a model with an attribute that MuJoCo will remove
+    assert not list(tmp_path.iterdir())
+    assert "WARNING" not in "".join(capfd.readouterr())
 
 
 @pytest.mark.slow

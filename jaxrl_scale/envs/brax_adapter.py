@@ -10,6 +10,7 @@ has as ``metrics``, such as the parts of the reward, are ``env/<name>`` in the m
 from __future__ import annotations
 
 import math
+import subprocess
 from typing import Any
 
 import jax
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 
 from jaxrl_scale.envs import libraries
-from jaxrl_scale.errors import RunError
+from jaxrl_scale.errors import INPUT_OUTPUT_ERROR, RunError
 from jaxrl_scale.options import has_type
 from jaxrl_scale.types import Array, Box, EnvSpec, Key, TimeStep
 from jaxrl_scale.user_code import errors_in_one_line
@@ -34,7 +35,7 @@ def make_brax(name: str, episode_length: int = 1000, **kwargs: Any) -> StateEnv:
     what = f"environment 'brax:{name}'"
     libraries.check_known("Brax", name, BRAX)
     brax = libraries.imported("Brax", "brax", "brax.envs", what)
-    with errors_in_one_line(what):
+    with errors_in_one_line(what), libraries.quiet_mujoco():
         if kwargs:
             defaults = libraries.defaults_of(type(brax.get_environment(name)))
             has = {"episode_length": episode_length} | defaults
@@ -53,14 +54,27 @@ def make_playground(name: str, **kwargs: Any) -> StateEnv:
     library = "MuJoCo Playground"
     playground = libraries.imported(library, "playground", "mujoco_playground", what).registry
     libraries.check_known(library, name, playground.ALL_ENVS)
-    with errors_in_one_line(what):
+    with errors_in_one_line(what), libraries.quiet_mujoco():
         config = playground.get_default_config(name)
         kwargs = flatten_dict(kwargs, sep=".")  # in Python they may be dicts in a dict
         libraries.check_parameters(what, kwargs, flatten_dict(config.to_dict(), sep="."))
-        env = playground.load(name, config, {"impl": "jax"} | kwargs)
+        env = load_playground(what, playground, name, config, {"impl": "jax"} | kwargs)
         config.update_from_flattened_dict(kwargs)
         repeat = config.get("action_repeat", 1)
         return StateEnv(f"playground:{name}", env, config.episode_length, repeat)
+
+
+def load_playground(what: str, playground: Any, name: str, *configs: Any) -> Any:
+    """An environment of Playground, which may have to download models of robots first."""
+    try:
+        return playground.load(name, *configs)
+    except subprocess.CalledProcessError as error:
+        raise RunError(
+            f"{what}: git cannot download the models of robots from GitHub; make such an "
+            "environment once where it can, which keeps them beside MuJoCo Playground "
+            f"(train --env=playground:{name} --dry_run)",
+            INPUT_OUTPUT_ERROR,
+        ) from error
 
 
 class StateEnv:

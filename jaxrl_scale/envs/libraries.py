@@ -7,7 +7,8 @@ import importlib
 import importlib.util
 import inspect
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -35,6 +36,19 @@ def imported(library: str, extra: str, module: str, what: str) -> Any:
     with errors_in_one_line(f"{what}: {library} cannot be loaded"), warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of what it imports in its turn
         return importlib.import_module(module)
+
+
+@contextmanager
+def quiet_mujoco() -> Iterator[None]:
+    """Keep from the terminal what MuJoCo says of a library's models, and from MUJOCO_LOG.TXT in the
+    folder of work, where it writes it too: an attribute that will be removed some day, say."""
+    mujoco = importlib.import_module("mujoco")
+    before = mujoco.get_mju_user_warning()
+    mujoco.set_mju_user_warning(lambda message: None)
+    try:
+        yield
+    finally:
+        mujoco.set_mju_user_warning(before)
 
 
 def check_known(library: str, name: str, known: tuple[str, ...]) -> None:
