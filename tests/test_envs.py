@@ -81,6 +81,8 @@ def test_a_spec_says_what_gymnasium_says(name):
         ("MountainCar", "Did you mean 'MountainCar-v0'?"),
         ("Breakout-MinAtar", "Did you mean 'gymnax:Breakout-MinAtar'?"),
         ("gymnax:Breakout", "Did you mean 'gymnax:Breakout-MinAtar'?"),
+        ("ant", "Did you mean 'brax:ant'?"),
+        ("Craftax-Symbolic-v1", "Did you mean 'craftax:Craftax-Symbolic-v1'?"),
         ("what is this", "There are CartPole-v1, Acrobot-v1"),
     ],
 )

@@ -57,6 +57,8 @@ _LIBRARIES = {
     "craftax": "craftax_adapter:make",
 }
 """Of environments in JAX, by what their names begin with."""
+_NAMES = {"brax": "brax_adapter:BRAX", "craftax": "craftax_adapter:NAMES"}
+"""Where the names of a library's environments stand that are known without the library."""
 _GYMNAX_FAMILIES = ("-MinAtar", "-bsuite", "-misc")
 
 
@@ -130,6 +132,9 @@ def _nearest(name: str) -> str:
     "`` where it is a game's name elsewhere or, if Gymnasium has none, some valid name is near."""
     if name.endswith(_GYMNAX_FAMILIES):
         return f"Did you mean 'gymnax:{name}'? "
+    for library, names_there in _NAMES.items():
+        if name in _imported(names_there):
+            return f"Did you mean '{library}:{name}'? "
     of_another_version = {_without_version(known): known for known in names()}
     if known := of_another_version.get(_without_version(name)):
         return f"Did you mean {known!r}? "
