@@ -19,7 +19,12 @@ from jaxrl_scale.algos import ppo
 from jaxrl_scale.config import Config
 from jaxrl_scale.envs.brax_adapter import StateEnv, load_playground
 from jaxrl_scale.envs.check import some_action
-from jaxrl_scale.envs.libraries import Parts, check_parameters, defaults_of
+from jaxrl_scale.envs.libraries import (
+    Parts,
+    check_parameters,
+    defaults_of,
+    devices_of_this_process,
+)
 from jaxrl_scale.errors import INPUT_OUTPUT_ERROR, RunError
 
 pytestmark = [  # theirs, of what they use themselves
@@ -106,6 +111,26 @@ def test_an_action_is_repeated_and_the_time_limit_counts_what_it_repeats():
     assert env.spec.observation_shape == (1,)
     _, out = jax.jit(env.step)(jax.random.key(0), *env.reset(jax.random.key(0))[:1], jnp.ones(2))
     assert (out.obs[0], out.reward, bool(out.terminated)) == (3, 1 + 2 + 3, False)
+
+
+def test_mjx_finds_a_device_of_its_own_process(monkeypatch):
+    """In a run of several processes the first of `jax.devices` is one of process 0."""
+
+    class OnFirst(Counting):
+        def __init__(self):
+            super().__init__()
+            self.first = jax.devices()[0]
+
+        def reset(self, key):
+            assert jax.devices("cpu")[0] in jax.local_devices()
+            return super().reset(key)
+
+    monkeypatch.setattr(jax, "devices", lambda backend=None: ["of process 0"])
+    env = StateEnv("playground:OnFirst", OnFirst(), episode_length=9)
+    jax.eval_shape(env.reset, jax.random.key(0))
+    with devices_of_this_process():
+        assert OnFirst().first in jax.local_devices()
+    assert jax.devices() == ["of process 0"]
 
 
 @pytest.mark.parametrize(

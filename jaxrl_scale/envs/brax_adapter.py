@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 
 from jaxrl_scale.envs import libraries
+from jaxrl_scale.envs.libraries import devices_of_this_process
 from jaxrl_scale.errors import INPUT_OUTPUT_ERROR, RunError
 from jaxrl_scale.options import has_type
 from jaxrl_scale.types import Array, Box, EnvSpec, Key, TimeStep
@@ -35,7 +36,7 @@ def make_brax(name: str, episode_length: int = 1000, **kwargs: Any) -> StateEnv:
     what = f"environment 'brax:{name}'"
     libraries.check_known("Brax", name, BRAX)
     brax = libraries.imported("Brax", "brax", "brax.envs", what)
-    with errors_in_one_line(what), libraries.quiet_mujoco():
+    with errors_in_one_line(what), libraries.quiet_mujoco(), devices_of_this_process():
         if kwargs:
             defaults = libraries.defaults_of(type(brax.get_environment(name)))
             has = {"episode_length": episode_length} | defaults
@@ -54,7 +55,7 @@ def make_playground(name: str, **kwargs: Any) -> StateEnv:
     library = "MuJoCo Playground"
     playground = libraries.imported(library, "playground", "mujoco_playground", what).registry
     libraries.check_known(library, name, playground.ALL_ENVS)
-    with errors_in_one_line(what), libraries.quiet_mujoco():
+    with errors_in_one_line(what), libraries.quiet_mujoco(), devices_of_this_process():
         config = playground.get_default_config(name)
         kwargs = flatten_dict(kwargs, sep=".")  # in Python they may be dicts in a dict
         libraries.check_parameters(what, kwargs, flatten_dict(config.to_dict(), sep="."))
@@ -95,7 +96,8 @@ class StateEnv:
                 should = "a whole number of at least 1"
                 raise RunError(f"{what}: env_kwargs.{option}={steps!r} should be {should}")
         self._env, self._repeat = env, repeat
-        state = jax.eval_shape(env.reset, jax.random.key(0))
+        with devices_of_this_process():
+            state = jax.eval_shape(env.reset, jax.random.key(0))
         if isinstance(state.obs, dict) and "state" not in state.obs:
             seen = ", ".join(state.obs)
             raise RunError(f"{what} observes {seen}; an agent sees one array, or that named state")
@@ -108,7 +110,8 @@ class StateEnv:
         )
 
     def reset(self, key: Key) -> tuple[list[Array], Array]:
-        state = self._env.reset(key)
+        with devices_of_this_process():
+            state = self._env.reset(key)
         return self._parts.of(state), _seen(state)
 
     def step(self, key: Key, state: list[Array], action: Array) -> tuple[list[Array], TimeStep]:

@@ -51,6 +51,18 @@ def quiet_mujoco() -> Iterator[None]:
         mujoco.set_mju_user_warning(before)
 
 
+@contextmanager
+def devices_of_this_process() -> Iterator[None]:
+    """Let `jax.devices` name those of this process alone. MJX puts a model on the first of them,
+    which in a run of several processes is one of process 0, where no other can read it."""
+    everywhere = jax.devices
+    jax.devices = lambda backend=None: jax.local_devices(backend=backend)
+    try:
+        yield
+    finally:
+        jax.devices = everywhere
+
+
 def check_known(library: str, name: str, known: tuple[str, ...]) -> None:
     """Raise a `RunError` if the library has no environment of this name."""
     if name not in known:
