@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxrl_scale import evaluate, load
+from jaxrl_scale import evaluate, load, report
 from jaxrl_scale.config import files
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.records import checkpoint, digest
@@ -71,6 +71,15 @@ def test_the_table_has_all_policies_with_their_scores():
     table = runpy.run_path(str(ZOO / "make.py"))["table"]()
     assert table in (ZOO / "README.md").read_text()
     assert {path.parent.name for path in ZOO.glob("*/score.json")} == set(GOOD)
+
+
+def test_a_report_needs_the_metrics_that_a_policy_of_the_zoo_lacks(capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert report.main(["zoo/cartpole"]) == 2
+    assert capsys.readouterr().err == (
+        "error: zoo/cartpole is a policy without the rest of its run, as those in zoo/ are, so it "
+        "has no metrics\n"
+    )
 
 
 def test_the_command_plays_with_a_policy_of_the_zoo(capsys, monkeypatch):

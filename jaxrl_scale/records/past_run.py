@@ -21,7 +21,7 @@ from jaxrl_scale.errors import RunError
 from jaxrl_scale.options import has_type
 from jaxrl_scale.records import statistics
 from jaxrl_scale.records.rows import TIMINGS, Row, Summary, normalized, read_rows
-from jaxrl_scale.records.run_directory import read_object, short
+from jaxrl_scale.records.run_directory import is_bare_policy, read_object, short
 
 
 @dataclass(frozen=True)
@@ -119,6 +119,11 @@ def read(path: Path) -> PastRun:
     """As `read_any`, of a run that has rows of metrics."""
     run = read_any(path)
     if not run.rows:
+        if is_bare_policy(path):
+            raise RunError(
+                f"{short(path)} is a policy without the rest of its run, as those in zoo/ are, so "
+                "it has no metrics"
+            )
         ended = {"failed": "failed", "stopped": "was stopped"}.get(run.summary.get("status", ""))
         why = f"has no metrics: it {ended} before its first row" if ended else "has no metrics yet"
         raise RunError(f"{short(path)} {why}; the run's --log_every says when rows are written")

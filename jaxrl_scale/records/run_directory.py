@@ -157,6 +157,12 @@ def holds_run(path: Path) -> bool:
     return (path / "config.json").exists()
 
 
+def is_bare_policy(path: Path) -> bool:
+    """Whether a run directory has checkpoints and nothing else of its run, as those in zoo/."""
+    rest = (path / name for name in ("run.json", "metrics.jsonl"))
+    return not any(file.exists() for file in rest) and any(path.glob("checkpoints/[0-9]*"))
+
+
 def refuse_run(folder: Path, option: str = "--run_dir") -> None:
     """Raise a `RunError` where what is to hold several runs is the directory of one; ``option`` is
     the one that names it."""
@@ -172,8 +178,7 @@ def open_existing(path: Path) -> RunDirectory:
         raise RunError(f"{short(path)} does not exist, so there is no run to resume")
     if not (path / "config.json").is_file():
         raise RunError(f"{short(path)} is not a run directory: it has no config.json")
-    rest = (path / name for name in ("run.json", "metrics.jsonl"))
-    if not any(file.exists() for file in rest) and [*path.glob("checkpoints/[0-9]*")]:
+    if is_bare_policy(path):
         shown = shlex.quote(short(path))
         raise RunError(
             f"{short(path)} is a policy without the rest of its run, as those in zoo/ are; "
