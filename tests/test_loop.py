@@ -626,16 +626,21 @@ def test_the_config_of_a_run_that_is_resumed_cannot_change_its_result(tmp_path):
 
 @pytest.mark.usefixtures("counting")
 def test_train_gives_the_settings_of_jax_back(tmp_path, monkeypatch):
-    names = ("jax_default_matmul_precision", "jax_enable_x64")
+    names = ("jax_default_matmul_precision", "jax_enable_x64", "jax_use_shardy_partitioner")
 
     def settings():
         return tuple(jax.config.values[name] for name in names)
 
     seen = []
-    monkeypatch.setattr(Counter, "evaluate", lambda *_: seen.append(settings()))
+
+    def evaluate(*_):
+        seen.append(settings()[:2])
+        jax.config.update(names[2], not jax.config.values[names[2]])  # as an environment may
+
+    monkeypatch.setattr(Counter, "evaluate", evaluate)
     before = settings()
     try:
-        for theirs in ((None, False), ("high", True)):
+        for theirs in ((None, False, True), ("high", True, False)):
             for name, value in zip(names, theirs, strict=True):
                 jax.config.update(name, value)
             train(config_of(tmp_path / str(theirs[0])))

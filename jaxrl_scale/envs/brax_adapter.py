@@ -95,6 +95,9 @@ class StateEnv:
             if not has_type(steps, int) or steps < 1:
                 should = "a whole number of at least 1"
                 raise RunError(f"{what}: env_kwargs.{option}={steps!r} should be {should}")
+        if jax.__version_info__ >= (0, 11):
+            # XLA's newer partitioner crashes on these environments for several devices (0.11.2).
+            jax.config.update("jax_use_shardy_partitioner", False)
         self._env, self._repeat = env, repeat
         with devices_of_this_process():
             state = jax.eval_shape(env.reset, jax.random.key(0))

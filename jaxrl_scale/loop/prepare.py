@@ -105,8 +105,12 @@ def check_memory(state: Any, devices: tuple[jax.Device, ...]) -> None:
 @contextmanager
 def jax_settings_restored() -> Iterator[None]:
     """Give whoever trains within a program of their own the precision of their numbers and products
-    and their compilation cache back, which `jaxrl_scale.parallel.backend.initialize` changes."""
-    names = ("jax_default_matmul_precision", "jax_enable_x64", CACHE_FOLDER, CACHE_FROM)
+    and their compilation cache back, which `jaxrl_scale.parallel.backend.initialize` changes, and
+    their partitioner, which `jaxrl_scale.envs.brax_adapter` does."""
+    names = (
+        *("jax_default_matmul_precision", "jax_enable_x64", "jax_use_shardy_partitioner"),
+        *(CACHE_FOLDER, CACHE_FROM),
+    )
     with ThreadPoolExecutor(1) as thread:  # a block of code has settings in its own thread alone
         before = thread.submit(lambda: {name: jax.config.values[name] for name in names}).result()
     try:

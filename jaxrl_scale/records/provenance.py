@@ -36,7 +36,7 @@ _PACKAGES = (
 _JAX_FLAGS = (
     *("jax_default_matmul_precision", "jax_enable_x64", "jax_default_prng_impl"),
     *("jax_threefry_partitionable", "jax_platforms", "jax_num_cpu_devices"),
-    *("jax_compilation_cache_dir", "jax_debug_nans"),
+    *("jax_compilation_cache_dir", "jax_debug_nans", "jax_use_shardy_partitioner"),
 )
 
 
