@@ -54,6 +54,11 @@ class Discrete:
     n: int
 
     @property
+    def sizes(self) -> tuple[int]:
+        """As `MultiDiscrete` has them, of its one part."""
+        return (self.n,)
+
+    @property
     def shape(self) -> tuple[int, ...]:
         return ()
 
@@ -122,6 +127,11 @@ class EnvSpec:
     has of its own; for an environment on the devices, its steps say so themselves. ``costly_reset``
     says that its reset takes as long as several steps, as where a world is generated: then the
     environments of a shard that have ended begin a few at a time, instead of all of the shard.
+
+    ``action_mask`` says that an observation, which is a vector then, ends with a number for each
+    action: 1 where the action is allowed at the next step, else 0. Of actions of several parts
+    these are the numbers of the first part, then those of the second, and so on, and the parts are
+    allowed each by itself. Agents take no other actions, and their networks see what stands before.
     """
 
     id: str
@@ -135,6 +145,7 @@ class EnvSpec:
     frames_per_step: int = 1
     info: tuple[str, ...] = ()
     costly_reset: bool = False
+    action_mask: bool = False
 
 
 class TimeStep(NamedTuple):

@@ -93,7 +93,7 @@ QUICKLY = {
     for what in (
         *("ppo", "a2c", "impala", "pqn", "dqn", "apex", "sac", "q_learning"),
         *("rollout", "randomness", "check_env", "export", "lunar_lander"),
-        *("origin", "evaluate", "docs", "readme", "host_envs"),
+        *("origin", "evaluate", "docs", "readme", "host_envs", "action_mask"),
     )
 }
 """Modules in which XLA takes longer to optimise a run's program than the program takes to run, and

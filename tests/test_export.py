@@ -27,6 +27,8 @@ VECTOR = EnvSpec("Vector", (4,), Discrete(5))
 BOX = EnvSpec("Vector", (3,), Box(-0.5, 0.5, (2, 1)))
 PARTS = EnvSpec("Parts", (4,), MultiDiscrete((3, 5, 1)))
 SWITCHES = EnvSpec("Switches", (4,), MultiDiscrete((2,) * 4))
+MASKED = EnvSpec("Masked", (8,), Discrete(5), action_mask=True)
+MASKED_PARTS = EnvSpec("MaskedParts", (9,), MultiDiscrete((3, 2)), action_mask=True)
 NUMBER = EnvSpec("Number", (1,), Box(-9.0, 9.0, (1,)))
 
 
@@ -62,6 +64,8 @@ CASES = {
     "impoola": Case("impala", {}, images(8, WIDE), {"network": "impoola"}),
     "parts": Case("ppo", NORMALIZED | {"recurrent": True}, PARTS, {}),
     "switches": Case("a2c", {}, SWITCHES, {}),
+    "masked": Case("dqn", NORMALIZED | {"dueling": True}, MASKED, {}),
+    "masked parts": Case("ppo", NORMALIZED | {"recurrent": True}, MASKED_PARTS, {}),
     "own": Case("ppo", {}, VECTOR, {"network": "test_export:Attentive"}),
     "own of one number": Case("a2c", {}, NUMBER, {"network": "test_export:Scaled"}),
     "own of integers": Case("a2c", {}, images(6, WIDE), {"network": "test_export:Bits"}),
@@ -218,7 +222,11 @@ def observations(spec, number, seed=0):
         dark, light = draw.integers(0, 256, (2, number, 1, 1, 3))
         pixels = draw.random((number, *spec.observation_shape))
         return (dark + pixels * (light - dark)).astype(np.uint8)
-    return draw.normal(size=(number, *spec.observation_shape)).astype(np.float32)
+    seen = draw.normal(size=(number, *spec.observation_shape)).astype(np.float32)
+    if spec.action_mask:
+        size = sum(spec.action.sizes)
+        seen[:, -size:] = draw.random((number, size)) < 0.6
+    return seen
 
 
 def caller(form, found):

@@ -93,7 +93,7 @@ def test_an_action_that_a_network_forbids_does_not_spoil_the_values_of_the_other
 def test_random_actions_are_as_many_as_epsilon_says():
     q = jnp.broadcast_to(jnp.asarray([0.0, 2.0, 1.0]), (30_000, 3))
     for epsilon in (0.0, 0.3, jnp.asarray([0.0, 0.6] * 15_000)):
-        actions = np.asarray(q_learning.epsilon_greedy(jax.random.key(0), q, epsilon))
+        actions = np.asarray(q_learning.choose(table(), jax.random.key(0), q, epsilon))
         np.testing.assert_allclose(
             np.bincount(actions, minlength=3) / 30_000,
             np.mean(epsilon) / 3 + np.asarray([0, 1 - np.mean(epsilon), 0]),

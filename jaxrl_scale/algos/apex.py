@@ -125,7 +125,7 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         # An agent that is evaluated explores as the last environment, which explores least.
         index = jnp.int32(config.num_envs - 1) if local is None else local.environment
         epsilon = ladder(actor.options.epsilon, actor.options.ladder, config.num_envs, index)
-        action = q.argmax(-1) if greedy else q_learning.epsilon_greedy(key, q, epsilon)
+        action = q_learning.choose(network, key, q, epsilon, greedy)
         return action, carry, (q_learning.value_of(q, action), q.max(-1))
 
     def update(

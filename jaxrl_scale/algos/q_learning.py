@@ -72,12 +72,20 @@ def linear_epsilon(options: Any, progress: Array | float) -> Array:
     return (1 - done) * options.epsilon_start + done * options.epsilon_end
 
 
-def epsilon_greedy(key: Key, q: Array, epsilon: Array | float) -> Array:
-    """Actions ``[B]``: with probability ``epsilon`` (``[]`` or ``[B]``) any of them, else the best
-    by ``q [B, A]``."""
+def choose(
+    network: networks.QNetwork, key: Key, q: Array, epsilon: Array | float, greedy: bool = False
+) -> Array:
+    """Actions ``[B]``: with probability ``epsilon`` (``[]`` or ``[B]``) any that is allowed, else
+    the best by ``q [B, A]``, as all are where ``greedy``."""
+    if greedy:
+        return q.argmax(-1)
     key_explore, key_action = jax.random.split(key)
     explore = jax.random.uniform(key_explore, q.shape[:-1]) < epsilon
-    anything = jax.random.randint(key_action, q.shape[:-1], 0, q.shape[-1])
+    if network.masked:
+        at_random = jax.random.uniform(key_action, q.shape)
+        anything = jnp.where(q == -jnp.inf, -1.0, at_random).argmax(-1)
+    else:
+        anything = jax.random.randint(key_action, q.shape[:-1], 0, q.shape[-1])
     return jnp.where(explore, anything, q.argmax(-1))
 
 
@@ -106,7 +114,7 @@ def acting(network: networks.QNetwork) -> Callable[..., tuple[Array, PyTree, PyT
     ) -> tuple[Array, PyTree, PyTree]:
         q = network.apply(actor.params, normalize.apply(actor.observation, obs))
         epsilon = actor.final_epsilon if local is None else actor.epsilon
-        return q.argmax(-1) if greedy else epsilon_greedy(key, q, epsilon), carry, ()
+        return choose(network, key, q, epsilon, greedy), carry, ()
 
     return act
 

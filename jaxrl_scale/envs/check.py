@@ -15,7 +15,6 @@ import numpy as np
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.options import INT32_MAX
 from jaxrl_scale.types import (
-    ActionSpace,
     Box,
     Discrete,
     Environment,
@@ -129,14 +128,24 @@ def _check_host(what: str, env: Any) -> None:
 def _begun(what: str, env: Any, simulator: Any) -> list[np.ndarray]:
     """What two environments show when they are reset, and after a step."""
     seen = check_seen(env.spec, simulator.reset(), 2, what).copy()
-    simulator.send(np.stack([some_action(env.spec.action)] * 2))
+    simulator.send(np.stack([some_action(env.spec, obs) for obs in seen]))
     step = check_step(env.spec, simulator.receive(), 2, what)
     return [seen, *map(np.copy, jax.tree.leaves(step))]
 
 
-def some_action(space: ActionSpace) -> np.ndarray:
-    """An action that every environment with this space takes: 0, or what is nearest to it."""
+def some_action(spec: EnvSpec, obs: np.ndarray) -> np.ndarray:
+    """An action that the environment takes after this observation: 0, or what is nearest to it, or
+    the first that an action mask allows."""
+    space = spec.action
+    if spec.action_mask and not isinstance(space, Box):
+        return best(space, obs[-sum(space.sizes) :])
     return np.asarray(space.clip(np.zeros(space.shape, space.dtype)))
+
+
+def best(space: Discrete | MultiDiscrete, scores: np.ndarray) -> np.ndarray:
+    """The action with the largest of the ``scores [actions]``, of each part."""
+    parts = np.split(scores, np.cumsum(space.sizes)[:-1])
+    return np.reshape([part.argmax() for part in parts], space.shape).astype(space.dtype)
 
 
 def check_seen(spec: EnvSpec, obs: Any, number: int, what: str = "") -> np.ndarray:
@@ -264,6 +273,8 @@ def check_spec(what: str, spec: Any) -> None:
         _refuse_value(what, "spec.worst_return", worst, "None or a finite number")
     if not isinstance(spec.costly_reset, bool):
         _refuse_value(what, "spec.costly_reset", spec.costly_reset, "True or False")
+    if not isinstance(spec.action_mask, bool):
+        _refuse_value(what, "spec.action_mask", spec.action_mask, "True or False")
     if not isinstance(spec.gymnasium_id, str | None):
         _refuse_value(what, "spec.gymnasium_id", spec.gymnasium_id, "None or a text")
     if not isinstance(spec.info, tuple) or len({*spec.info}) < len(spec.info):
@@ -272,6 +283,8 @@ def check_spec(what: str, spec: Any) -> None:
     for name in spec.info:
         _check_name(what, "spec.info's name", name)
     _check_actions(what, spec.action)
+    if spec.action_mask:
+        _check_mask(what, spec)
 
 
 def _check_actions(what: str, action: Any) -> None:
@@ -300,6 +313,16 @@ def _check_actions(what: str, action: Any) -> None:
             f"{what}: spec.action is of type {_type_name(action)}; it should be a Discrete, a "
             "MultiDiscrete or a Box of jaxrl_scale.types"
         )
+
+
+def _check_mask(what: str, spec: EnvSpec) -> None:
+    """As `check_spec`, of an action mask."""
+    if isinstance(spec.action, Box):
+        _refuse_value(what, "spec.action_mask", True, "False where actions are a Box")
+    size = sum(spec.action.sizes)
+    if len(spec.observation_shape) != 1 or spec.observation_shape[0] <= size:
+        least = f"(n,) where n is more than {size}, the length of the action mask at its end"
+        _refuse_value(what, "spec.observation_shape", spec.observation_shape, least)
 
 
 def _trace(what: str, env: Any, call: str, *arguments: Any) -> Any:

@@ -9,14 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_scale.envs.check import check_object, on_host
+from jaxrl_scale.envs.check import best, check_object, on_host
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.options import given_number
 from jaxrl_scale.types import (
-    ActionSpace,
     Array,
+    Box,
     Discrete,
     Environment,
+    EnvSpec,
     Key,
     MultiDiscrete,
     PyTree,
@@ -51,8 +52,8 @@ def play(
     Args:
       env: one that runs on the devices. One on the host is plain Python as it is.
       steps: how many to make. Where an episode ends, by its time limit too, the next one begins.
-      policy: ``obs [*observation_shape] -> action [*action.shape]``; by default actions are random.
-        Those outside of a `Box` are clipped, as in a run.
+      policy: ``obs [*observation_shape] -> action [*action.shape]``; by default actions are random,
+        of those that an action mask allows. Those outside of a `Box` are clipped, as in a run.
       seed: of all random numbers, from 0.
 
     Returns:
@@ -67,14 +68,15 @@ def play(
         raise RunError(f"{env.spec.id} runs on the host: its simulator can be stepped as it is")
     space, limit = env.spec.action, env.spec.max_episode_steps
     keys = jax.random.split(jax.random.key(seed), (steps, 3))
-    drawn = [_random_action(space, key[0]) for key in keys]  # here, where code is compiled
+    drawn = [_random(env.spec, key[0]) for key in keys]  # here, where code is compiled
     made: list[Transition] = []
     ended, length = True, 0
     with jax.disable_jit():
         for random, (_, key_reset, key_step) in zip(drawn, keys, strict=True):
             if ended:
                 (state, obs), length = env.reset(key_reset), 0
-            action = space.clip(jnp.asarray(policy(obs) if policy else random, space.dtype))
+            chosen = policy(obs) if policy else _allowed(env.spec, obs, random)
+            action = space.clip(jnp.asarray(chosen, space.dtype))
             following, step = env.step(key_step, state, action)
             length += 1
             if limit and length >= limit:
@@ -84,7 +86,11 @@ def play(
     return made
 
 
-def _random_action(space: ActionSpace, key: Key) -> Array:
+def _random(spec: EnvSpec, key: Key) -> Array:
+    """An action; where an observation has a mask, a number for each that `_allowed` chooses by."""
+    space = spec.action
+    if spec.action_mask and not isinstance(space, Box):
+        return jax.random.uniform(key, (sum(space.sizes),))
     if isinstance(space, Discrete):
         return jax.random.randint(key, (), 0, space.n)
     if isinstance(space, MultiDiscrete):
@@ -92,3 +98,11 @@ def _random_action(space: ActionSpace, key: Key) -> Array:
     if np.isinf([space.low, space.high]).any():
         return jax.random.normal(key, space.shape)
     return jax.random.uniform(key, space.shape, minval=space.low, maxval=space.high)
+
+
+def _allowed(spec: EnvSpec, obs: Array, random: Array) -> Any:
+    """The action that `_random` drew; of masked ones that with the largest of its numbers."""
+    space = spec.action
+    if not spec.action_mask or isinstance(space, Box):
+        return random
+    return best(space, np.asarray(random) + np.asarray(obs)[-len(random) :])

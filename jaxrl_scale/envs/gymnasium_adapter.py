@@ -8,6 +8,7 @@ environment draws its random numbers from its own ``np_random``, as Gymnasium as
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import numbers
 import os
@@ -23,7 +24,7 @@ from gymnasium import spaces
 from jaxrl_scale.envs import gymnasium_spaces
 from jaxrl_scale.envs.check import is_name, some_action
 from jaxrl_scale.errors import RunError, closest
-from jaxrl_scale.types import ActionSpace, EnvSpec, HostStep
+from jaxrl_scale.types import EnvSpec, HostStep
 from jaxrl_scale.user_code import errors_in_one_line
 
 
@@ -64,9 +65,6 @@ class GymnasiumEnvironment:
             # Whether the class is the user's, and not one of an installed package.
             module = sys.modules.get(type(env.unwrapped).__module__)
             self.is_own = "-packages" not in (getattr(module, "__file__", None) or "")
-            if self.is_own:  # where a method returns too much, wrappers would take it apart
-                self._first_info(env.unwrapped, action)
-            info = self._first_info(env, action)
             self.spec = EnvSpec(
                 id=f"gymnasium:{name}",
                 observation_shape=shape,
@@ -74,16 +72,22 @@ class GymnasiumEnvironment:
                 max_episode_steps=getattr(env.spec, "max_episode_steps", None),
                 gymnasium_id=name,
                 observation_dtype=dtype,
-                info=tuple(name for name, x in info.items() if is_name(name) and _is_number(x)),
+                action_mask=gymnasium_spaces.has_mask(self._what, env.observation_space, action),
             )
+            if self.is_own:  # where a method returns too much, wrappers would take it apart
+                self._first_info(env.unwrapped)
+            info = self._first_info(env)
+            names = tuple(name for name, x in info.items() if is_name(name) and _is_number(x))
+            self.spec = dataclasses.replace(self.spec, info=names)
 
-    def _first_info(self, env: gymnasium.Env, space: ActionSpace) -> dict[Any, Any]:
+    def _first_info(self, env: gymnasium.Env) -> dict[Any, Any]:
         """The ``info`` of a first step. Raises a `RunError` where a method returns another number
         of things than it should."""
         with errors_in_one_line(self._what):
-            _check_parts(self._what, "reset", env.reset(seed=0))
-            action = self.taken(some_action(space))
-            returned: Any = env.step(action)
+            begun: Any = env.reset(seed=0)
+            _check_parts(self._what, "reset", begun)
+            obs = self.seen(begun[0]) if self.spec.action_mask else begun[0]
+            returned: Any = env.step(self.taken(some_action(self.spec, obs)))
         _check_parts(self._what, "step", returned)
         return returned[4] if isinstance(returned[4], dict) else {}
 

@@ -9,6 +9,9 @@ an observation of                           is seen as
 ``MultiBinary``, ``Dict``, ``Tuple``
 ========================================== ===================================================
 
+What a ``Dict`` calls ``action_mask`` comes last in that vector. It has a 1 for each action that is
+allowed, and a 0 for each other.
+
 Actions of ``Discrete`` begin at 0, wherever Gymnasium's do. So do the parts of ``MultiDiscrete``
 and ``MultiBinary``, which are one vector, in the order of Gymnasium's array. Those of a ``Box`` of
 real numbers are what they are; where their bounds differ, they are numbers from -1 to 1, scaled to
@@ -54,6 +57,28 @@ def _is_flat(space: Any) -> bool:
     if isinstance(space, spaces.Box):
         return len(space.shape) < 2
     return isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary)
+
+
+_MASK = "action_mask"
+"""The name that libraries with masked agents (RLlib, PettingZoo) look for."""
+
+
+def has_mask(what: str, space: Any, action: ActionSpace) -> bool:
+    """Whether observations say which actions are allowed. Raises a `RunError` that begins with
+    ``what`` where they say it of other actions than there are."""
+    if not _is_masked(space) or isinstance(action, Box):
+        return False
+    mask, size = space[_MASK], sum(action.sizes)
+    if mask.shape != (size,):
+        raise RunError(
+            f"{what} has action_mask {mask}; it should be MultiBinary({size}), a number for each "
+            "action"
+        )
+    return True
+
+
+def _is_masked(space: Any) -> bool:
+    return isinstance(space, spaces.Dict) and _MASK in space.spaces
 
 
 def action(what: str, space: Any) -> ActionSpace:
@@ -118,7 +143,11 @@ def seen(space: Any, obs: Any) -> np.ndarray:
 
 def flat(space: Any, obs: Any) -> np.ndarray:
     """One observation as a vector, float32."""
-    return np.asarray(spaces.flatten(space, obs), np.float32)
+    if not _is_masked(space):
+        return np.asarray(spaces.flatten(space, obs), np.float32)
+    names = sorted(space.spaces, key=lambda name: name == _MASK)  # it comes last
+    parts = [spaces.flatten(space[name], obs[name]) for name in names]
+    return np.concatenate(parts, dtype=np.float32, casting="unsafe")
 
 
 def taking(space: Any) -> Callable[[Any], np.ndarray]:
@@ -159,7 +188,9 @@ def encoded(observation: Any, action: Any) -> list[str]:
         lines.append(f"An observation is a one-hot vector, which stands for {numbers}.")
     elif not (isinstance(observation, spaces.Box) and observation.shape):
         kind = type(observation).__name__
-        lines.append(f"An observation is Gymnasium's {kind} as gymnasium.spaces.flatten makes it.")
+        behind = ", with action_mask at its end" if _is_masked(observation) else ""
+        made = f"as gymnasium.spaces.flatten makes it{behind}"
+        lines.append(f"An observation is Gymnasium's {kind} {made}.")
     if isinstance(action, spaces.Discrete):
         if action.start:
             lines.append(f"Its action 0 is Gymnasium's {action.start}, and so on.")

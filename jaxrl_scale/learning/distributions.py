@@ -38,14 +38,17 @@ class Distribution(NamedTuple):
         return self.mode(policy) if greedy else self.sample(key, policy)
 
 
-def of(action: ActionSpace) -> Distribution:
-    """That of an environment's actions."""
+def of(action: ActionSpace, masked: bool = False) -> Distribution:
+    """That of an environment's actions. ``masked``: those with a logit of -inf must not be drawn,
+    not even once in ten million times."""
     if isinstance(action, Box):
         return gaussian(action)
-    return independent(action) if isinstance(action, MultiDiscrete) else categorical(action)
+    if isinstance(action, MultiDiscrete):
+        return independent(action, masked)
+    return categorical(action, masked)
 
 
-def categorical(action: Discrete) -> Distribution:
+def categorical(action: Discrete, masked: bool = False) -> Distribution:
     """Actions ``0 … n - 1`` with the network's output as logits."""
 
     def sample(key: Key, logits: Array) -> Array:
@@ -53,7 +56,15 @@ def categorical(action: Discrete) -> Distribution:
         # the Gumbel trick takes n and as many logarithms.
         cumulative = jnp.cumsum(jax.nn.softmax(logits), -1)
         u = jax.random.uniform(key, logits.shape[:-1])[..., None] * cumulative[..., -1:]
-        return jnp.minimum((u >= cumulative).sum(-1, dtype=jnp.int32), action.n - 1)
+        drawn = jnp.minimum((u >= cumulative).sum(-1, dtype=jnp.int32), action.n - 1)
+        if not masked:
+            return drawn
+        # The sums are rounded, so that one may grow where nothing was added.
+        chosen = jax.nn.one_hot(drawn, action.n, dtype=bool)
+        return jnp.where((chosen & (logits == -jnp.inf)).any(-1), mode(logits), drawn)
+
+    def mode(logits: Array) -> Array:
+        return logits.argmax(-1)
 
     def log_probs(logits: Array) -> Array:
         # A network may mask an action with a logit of -inf; 0 * -inf would be NaN below.
@@ -71,16 +82,15 @@ def categorical(action: Discrete) -> Distribution:
     def parameters(logits: Array) -> dict[str, Array]:
         return {"probabilities": jax.nn.softmax(logits)}
 
-    return Distribution(
-        action.n, 0, sample, lambda logits: logits.argmax(-1), log_prob, entropy, parameters
-    )
+    return Distribution(action.n, 0, sample, mode, log_prob, entropy, parameters)
 
 
-def independent(action: MultiDiscrete) -> Distribution:
+def independent(action: MultiDiscrete, masked: bool = False) -> Distribution:
     """Actions of several parts, of which each is `categorical` by itself: the network's output is
     the logits of the first part, then those of the second, and so on."""
     sizes = np.array(action.sizes, np.int32)
-    each, number = categorical(Discrete(int(sizes.max()))), np.arange(sizes.max())
+    each = categorical(Discrete(int(sizes.max())), masked)
+    number = np.arange(sizes.max())
     there = number < sizes[:, None]  # [parts, widest]
     starts = np.cumsum(sizes) - sizes
     at = np.where(there, starts[:, None] + number, 0).astype(np.int32)

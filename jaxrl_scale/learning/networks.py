@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_scale.errors import RunError, how_many
-from jaxrl_scale.learning import distributions, normalize, products, torsos
+from jaxrl_scale.learning import action_mask, distributions, normalize, products, torsos
 from jaxrl_scale.learning.distributions import Distribution
 from jaxrl_scale.learning.masks import trailing
 from jaxrl_scale.learning.modules import (
@@ -72,7 +72,8 @@ def begin(
     nothing where observations are ``normalized``."""
     if given is not None:
         return given
-    return Weights(network.init(key), normalize.init(normalized, spec.observation_shape))
+    shape = action_mask.without(spec).observation_shape
+    return Weights(network.init(key), normalize.init(normalized, shape))
 
 
 class QNetwork(NamedTuple):
@@ -81,6 +82,8 @@ class QNetwork(NamedTuple):
     init: Callable[[Key], PyTree]
     apply: Callable[[PyTree, Array], Array]
     """``(params, obs [..., *observation_shape]) -> q [..., num_actions]``"""
+    masked: bool = False
+    """Whether actions that an environment does not allow have the value -inf"""
 
 
 class ActorCritics(NamedTuple):
@@ -118,12 +121,18 @@ class RecurrentNetwork(NamedTuple):
 
 def make(config: Sizes, spec: EnvSpec) -> Network:
     """The config's network for an environment; `RunError` where the two do not fit."""
-    policy = distributions.of(spec.action)
-    module = _policy_and_value(config, spec, policy)
-    functions = _functions(config, module, spec)
+    policy, seen = distributions.of(spec.action, spec.action_mask), action_mask.without(spec)
+    module = _policy_and_value(config, seen, policy)
+    init, apply_to_seen = _functions(config, module, seen)
     if is_own(config.network):
-        _check(config, spec, policy.size, *functions)
-    return Network(*functions, policy)
+        _check(config, seen, policy.size, init, apply_to_seen)
+
+    def apply(params: PyTree, obs: Array) -> tuple[Array, Array]:
+        obs, mask = action_mask.split(spec, obs)
+        logits, value = apply_to_seen(params, obs)
+        return action_mask.forbid(spec, mask, logits), value
+
+    return Network(init, apply, policy)
 
 
 def make_policy(config: Sizes, spec: EnvSpec, recurrent: bool) -> RecurrentNetwork:
@@ -161,25 +170,30 @@ def make_q(
             f"have {how_many(len(spec.action.sizes), 'part')}, which ppo, a2c and impala take; "
             "try --algo=ppo"
         )
-    num_actions = spec.action.n
+    num_actions, seen = spec.action.n, action_mask.without(spec)
     if not is_own(config.network):
-        layers = torsos.design(config, spec, layer_norm)
+        layers = torsos.design(config, seen, layer_norm)
         if dueling and not layers.hidden_sizes:
             raise RunError(
                 "hidden_sizes=() has no layer for the two streams of a dueling network; try "
                 "hidden_sizes=64 or algo.dueling=false"
             )
         module: nn.Module = ActionValues(num_actions, layers.hidden_sizes, layers.features, dueling)
-        return QNetwork(*_functions(config, module, spec))
-    module = _policy_and_value(config, spec, distributions.of(spec.action))
-    init, apply_both = _functions(config, module, spec)
-    _check(config, spec, num_actions, init, apply_both)
+        init, apply_to_seen = _functions(config, module, seen)
+    else:
+        module = _policy_and_value(config, seen, distributions.of(spec.action))
+        init, apply_both = _functions(config, module, seen)
+        _check(config, seen, num_actions, init, apply_both)
+
+        def apply_to_seen(params: PyTree, obs: Array) -> Array:
+            advantage, value = apply_both(params, obs)
+            return duel(value, advantage) if dueling else advantage
 
     def apply(params: PyTree, obs: Array) -> Array:
-        advantage, value = apply_both(params, obs)
-        return duel(value, advantage) if dueling else advantage
+        obs, mask = action_mask.split(spec, obs)
+        return action_mask.forbid(spec, mask, apply_to_seen(params, obs))
 
-    return QNetwork(init, apply)
+    return QNetwork(init, apply, spec.action_mask)
 
 
 def make_actor_critics(config: Sizes, spec: EnvSpec) -> ActorCritics:
@@ -242,35 +256,46 @@ def make_recurrent(config: Sizes, spec: EnvSpec) -> RecurrentNetwork:
     from outside that has a memory."""
     if is_own(config.network):
         return _own_recurrent(config, spec)
-    layers = torsos.design(config, spec)
+    policy, seen = distributions.of(spec.action, spec.action_mask), action_mask.without(spec)
+    layers = torsos.design(config, seen)
     if not layers.hidden_sizes:
         raise RunError(
             "hidden_sizes=() has no layer that algo.recurrent could make a memory; "
             "try hidden_sizes=64,64"
         )
-    policy = distributions.of(spec.action)
     module = RecurrentActorCritic(policy.size, layers.hidden_sizes, layers.features, policy.free)
 
     def init_carry(num_envs: int) -> PyTree:
         return jnp.zeros((num_envs, layers.hidden_sizes[-1]))
 
     def init(key: Key) -> PyTree:
-        obs = jnp.zeros((1, 1, *spec.observation_shape), spec.observation_dtype)
+        obs = jnp.zeros((1, 1, *seen.observation_shape), seen.observation_dtype)
         return module.init(key, init_carry(1), obs, jnp.ones((1, 1), bool))["params"]
 
     def apply(params: PyTree, carry: PyTree, obs: Array, is_first: Array) -> Any:
         return module.apply({"params": params}, carry, obs, is_first)
 
-    return RecurrentNetwork(init, init_carry, _exact(config, apply), policy)
+    return RecurrentNetwork(init, init_carry, _masked(spec, _exact(config, apply)), policy)
+
+
+def _masked(spec: EnvSpec, apply_to_seen: Callable[..., Any]) -> Callable[..., Any]:
+    """`RecurrentNetwork.apply` of what sees no action mask."""
+
+    def apply(params: PyTree, carry: PyTree, obs: Array, is_first: Array) -> Any:
+        obs, mask = action_mask.split(spec, obs)
+        carry, (logits, value) = apply_to_seen(params, carry, obs, is_first)
+        return carry, (action_mask.forbid(spec, mask, logits), value)
+
+    return apply
 
 
 def _own_recurrent(config: Sizes, spec: EnvSpec) -> RecurrentNetwork:
     """A network from outside with a memory, checked."""
-    policy = distributions.of(spec.action)
-    module: Any = _policy_and_value(config, spec, policy, recurrent=True)
+    policy, seen = distributions.of(spec.action, spec.action_mask), action_mask.without(spec)
+    module: Any = _policy_and_value(config, seen, policy, recurrent=True)
 
     def init(key: Key) -> PyTree:
-        obs = jnp.zeros((1, *spec.observation_shape), spec.observation_dtype)
+        obs = jnp.zeros((1, *seen.observation_shape), seen.observation_dtype)
         return module.init(key, module.init_carry(1), obs).get("params", {})
 
     def step(params: PyTree, carry: PyTree, obs: Array) -> Any:
@@ -286,8 +311,9 @@ def _own_recurrent(config: Sizes, spec: EnvSpec) -> RecurrentNetwork:
 
         return jax.lax.scan(one_step, carry, (obs, is_first))
 
-    _check(config, spec, policy.size, init, step, module.init_carry)
-    return RecurrentNetwork(init, module.init_carry, _exact(config, apply), policy)
+    _check(config, seen, policy.size, init, step, module.init_carry)
+    apply_masked = _masked(spec, _exact(config, apply))
+    return RecurrentNetwork(init, module.init_carry, apply_masked, policy)
 
 
 _LARGE = 4096

@@ -143,23 +143,36 @@ def update(pool: Pool, statistics: Statistics | None, x: Array, mask: Array) -> 
     """The statistics with the unmasked samples of all shards; None stays None.
 
     Args:
-      x: ``[S, *samples, *shape]``.
+      x: ``[S, *samples, *shape]``; an action mask behind that does not count.
       mask: ``[S, *samples]`` bool.
     """
     if statistics is None:
         return None
-    (moments,) = pooled_moments(pool, _samples(x, mask))
+    (moments,) = pooled_moments(pool, _samples(_split(statistics, x)[0], mask))
     return merge(statistics, *moments)
 
 
 def apply(statistics: Statistics | None, x: Array) -> Array:
     """``x [..., *shape]`` with mean 0 and standard deviation 1, clipped to ±10; without statistics
-    ``x`` itself."""
+    ``x`` itself. An action mask, which ``x`` may have behind that, stays as it is."""
     if statistics is None:
         return x
+    x, mask = _split(statistics, x)
     scale = 1.0 / jnp.sqrt(statistics.variance + 1e-8)
     mean, scale = (jnp.broadcast_to(y, x.shape) for y in (statistics.mean, scale))
-    return jnp.clip((x - mean) * scale, -10.0, 10.0)
+    numbers = jnp.clip((x - mean) * scale, -10.0, 10.0)
+    if mask is None:
+        return numbers
+    return jnp.concatenate([numbers, mask.astype(numbers.dtype)], -1)
+
+
+def _split(statistics: Statistics, x: Array) -> tuple[Array, Array | None]:
+    """The numbers of ``x`` that the statistics are of, and the action mask behind them; None where
+    there is none."""
+    shape = statistics.mean.shape
+    if not shape or x.shape[-1] == shape[-1]:
+        return x, None
+    return x[..., : shape[-1]], x[..., shape[-1] :]
 
 
 def scale_rewards(
@@ -249,7 +262,7 @@ def advantages(
       observations of these samples, for the next iteration.
     """
     shards = samples.valid.shape[0]
-    observed = () if observation is None else (samples.obs,)
+    observed = () if observation is None else (_split(observation, samples.obs)[0],)
     batches = [_samples((samples.advantage, samples.target, *observed), samples.valid)]
     if normalized and orders is not None:
         advantage, valid = (  # [S, L, m, steps]
