@@ -20,6 +20,7 @@ from jaxrl_scale.envs import check_env, play
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.learning import action_mask, distributions, networks, normalize
 from jaxrl_scale.loop.agent import Agent
+from jaxrl_scale.loop.make import check_fit
 from jaxrl_scale.parallel.sums import local_pool
 from jaxrl_scale.types import Box, Discrete, EnvSpec, MultiDiscrete, TimeStep
 
@@ -212,6 +213,17 @@ def test_played_as_plain_python_random_actions_are_allowed():
         made = play(env, 6)
         assert not any(step.info["forbidden"] for *_, step in made)
         assert len({str(action) for _, _, action, _ in made}) > 2
+
+
+class Maskable(Choice):
+    def __init__(self, masked=True):
+        self.spec = dataclasses.replace(Choice.spec, action_mask=masked)
+
+
+def test_agents_are_tested_where_observations_end_with_a_mask_as_in_training():
+    config = Config(env="test_action_mask:Maskable", test_env_kwargs={"masked": False})
+    with pytest.raises(RunError, match="whose action_mask is False; it should be that of the env"):
+        check_fit(config)
 
 
 class Cards(gymnasium.Env):

@@ -163,7 +163,7 @@ def make_alike(
     `RunError`, which calls them by this name, where it has other observations or actions."""
     changed = config.replace(env_kwargs=config.env_kwargs | kwargs)
     other: Environment | HostEnvironment = changed.make_env()
-    for part in ("observation_shape", "observation_dtype", "action"):
+    for part in ("observation_shape", "observation_dtype", "action", "action_mask"):
         trained, tested = (getattr(x.spec, part) for x in (env, other))
         if trained != tested:
             raise RunError(
