@@ -59,8 +59,8 @@ def test_a_gradient_has_the_same_bits_for_1_2_4_and_16_threads_and_on_one_core()
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 def test_a_gradient_of_images_has_the_same_bits_for_any_number_of_threads():
-    """Of Atari's and of Procgen's size, and of 20 by 20 pixels. It takes half an hour, or twice as
-    long beside other work."""
+    """Of Atari's and of Procgen's size, and of 20 by 20 pixels. Its limits are those of a machine
+    with other work."""
     one = printed(start(1, "gradient", 1, *IMAGES), 1800)
     for threads in (2, 3, 4, 6, 8, 16, 24, 64, 128):
         assert printed(start(threads, "gradient", 1, *IMAGES), 1800) == one, f"{threads} threads"
