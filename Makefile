@@ -66,7 +66,7 @@ help: ## list these commands
 	@echo 'CONFIG=configs/acrobot.py   what to train'
 	@echo 'ARGS="--seed 3"             handed on to the command (train, pytest)'
 	@echo 'EXTRA=cuda                  installs this extra too: cuda, envpool, onnx, search,'
-	@echo '                            brax, craftax, playground'
+	@echo '                            brax, craftax, jumanji, playground'
 	@echo 'WHEELS=wheels               installs from this folder, without internet'
 	@echo 'PYTHON=python3.12           the interpreter that .venv is made with'
 
@@ -86,7 +86,7 @@ lint: $(stamp) ## ruff and mypy
 	  { echo 'make: these files need .venv/bin/ruff format' >&2; .venv/bin/python -m ruff format --check . >&2; exit 1; }
 	@.venv/bin/python -m mypy --no-error-summary
 
-test-slow: $(stamp) .venv/.locked+envpool,onnx,pyright,search .venv/.locked+brax,craftax,playground ## run the tests that take minutes
+test-slow: $(stamp) .venv/.locked+envpool,onnx,pyright,search .venv/.locked+brax,craftax,jumanji,playground ## run the tests that take minutes
 	@.venv/bin/python -m pytest -m slow $(ARGS)
 
 install: $(stamp) ## only make .venv

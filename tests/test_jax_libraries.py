@@ -1,5 +1,5 @@
-"""Environments of Brax, MuJoCo Playground and Craftax. The slow tests need these libraries, which
-are extras, and are skipped without them."""
+"""Environments of Brax, MuJoCo Playground, Craftax and Jumanji. The slow tests need these
+libraries, which are extras, and are skipped without them."""
 
 import dataclasses
 import importlib.util
@@ -12,13 +12,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import struct
 from running import differing, runner_of, steps
 
 from jaxrl_scale import envs
 from jaxrl_scale.algos import ppo
 from jaxrl_scale.config import Config
 from jaxrl_scale.envs.brax_adapter import StateEnv, load_playground
-from jaxrl_scale.envs.check import some_action
+from jaxrl_scale.envs.check import best
+from jaxrl_scale.envs.jumanji_adapter import JumanjiEnv
 from jaxrl_scale.envs.libraries import (
     Parts,
     check_parameters,
@@ -26,13 +28,18 @@ from jaxrl_scale.envs.libraries import (
     devices_of_this_process,
 )
 from jaxrl_scale.errors import INPUT_OUTPUT_ERROR, RunError
+from jaxrl_scale.types import Discrete, MultiDiscrete
 
 pytestmark = [  # theirs, of what they use themselves
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:Brax System, piplines and environments are not"),
 ]
-LIBRARIES = {"brax": "brax", "playground": "mujoco_playground", "craftax": "craftax"}
+LIBRARIES = {
+    **{"brax": "brax", "playground": "mujoco_playground"},
+    **{"craftax": "craftax", "jumanji": "jumanji"},
+}
 POLE, GAME = "brax:inverted_pendulum", "craftax:Craftax-Classic-Symbolic-v1"
+PUZZLE = "jumanji:Game2048-v1"
 
 
 def made(name, **kwargs):
@@ -40,7 +47,7 @@ def made(name, **kwargs):
     return envs.make(name, **kwargs)
 
 
-@pytest.mark.parametrize("name", [POLE, GAME, "playground:CartpoleBalance"])
+@pytest.mark.parametrize("name", [POLE, GAME, "playground:CartpoleBalance", PUZZLE])
 def test_a_library_that_is_not_installed_is_told_with_what_installs_it(name, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda module: None)
     extra = name.partition(":")[0]
@@ -193,6 +200,86 @@ def test_a_download_that_fails_is_told_with_what_to_do():
     assert "--env=playground:Go1Getup --dry_run" in str(told.value)
 
 
+class Board(NamedTuple):
+    """An observation as Jumanji's are."""
+
+    at: Any
+    action_mask: Any
+    left: Any
+
+
+@struct.dataclass
+class Seen:
+    """A time step as Jumanji's are."""
+
+    observation: Board
+    reward: Any
+    discount: Any
+    ended: Any
+    extras: Any
+
+    def last(self):
+        return self.ended
+
+
+class Puzzle:
+    """Of actions with a rotation and a column those with the number ``state`` and the one behind it
+    are allowed. After three steps it ends, with the discount of its last action's column."""
+
+    def __init__(self, mask=(2, 3), reward=(), **spec):
+        self.mask, self.reward = mask, jnp.zeros(reward)
+        self.action_spec = SimpleNamespace(
+            **{"shape": (2,), "dtype": jnp.int8, "num_values": np.array([2, 3])} | spec
+        )
+
+    def reset(self, key):
+        return jnp.int32(0), self.seen(jnp.int32(0), jnp.ones(()))
+
+    def step(self, state, action):
+        assert action.dtype == jnp.int8
+        return state + 1, self.seen(state + 1, action[-1].astype(jnp.float32))
+
+    def seen(self, state, discount):
+        mask = jnp.arange(np.prod(self.mask)).reshape(self.mask) // 2 == state
+        told = {"steps": state, "all": jnp.zeros(2)}
+        board = Board({"x": state, "y": jnp.full(2, 7, jnp.int8)}, mask, 3 - state)
+        return Seen(board, self.reward + 1, discount, state == 3, told)
+
+
+def test_combinations_of_parts_that_are_masked_together_are_actions_of_their_own():
+    env = JumanjiEnv("jumanji:Puzzle", Puzzle())
+    envs.check_env(env)
+    assert (env.spec.action, env.spec.action_mask) == (Discrete(6), True)
+    state, obs = env.reset(jax.random.key(0))
+    assert obs.tolist() == [0, 7, 7, 3, 1, 1, 0, 0, 0, 0]  # the mask comes last
+    for action in (1, 3, 5):
+        assert env._taken(jnp.int32(action)).tolist() == [action // 3, action % 3]
+        state, out = env.step(jax.random.key(0), state, jnp.int32(action))
+        assert out.info == {"steps": state[0]}
+    assert (bool(out.terminated), bool(out.truncated)) == (False, True)
+    _, out = env.step(jax.random.key(0), [jnp.int32(2)], jnp.int32(3))
+    assert (bool(out.terminated), bool(out.truncated)) == (True, False)
+
+
+def test_parts_of_jumanji_that_are_masked_each_by_itself_stay_parts():
+    of_agents = {"num_values": np.array([3, 3])}
+    env = JumanjiEnv("jumanji:Puzzle", Puzzle(**of_agents))
+    assert (env.spec.action, env.spec.action_mask) == (MultiDiscrete((3, 3)), True)
+    assert env._taken(jnp.array([2, 1])).tolist() == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"reward": (2,)}, "has rewards [2], one for each of its agents; a run trains one agent"),
+        ({"mask": (2, 4)}, "has an action_mask [2, 4] of actions [2, 3]"),
+    ],
+)
+def test_what_no_environment_of_jumanji_can_have_is_told(changed, said):
+    with pytest.raises(RunError, match=re.escape(f"'jumanji:Puzzle' {said}")):
+        JumanjiEnv("jumanji:Puzzle", Puzzle(**changed))
+
+
 # --- with the libraries ---------------------------------------------------------------------
 
 
@@ -261,13 +348,42 @@ def test_the_time_limit_of_craftax_is_no_end():
 
     def after(age, health):
         there = dataclasses.replace(state, timestep=jnp.int32(age), player_health=jnp.int32(health))
-        _, out = step(jax.random.key(0), env._parts.of(there), some_action(env.spec.action))
+        _, out = step(jax.random.key(0), env._parts.of(there), jnp.int32(0))
         return bool(out.terminated), bool(out.truncated)
 
     assert after(age=1, health=9) == (False, False)
     assert after(age=2, health=9) == (False, True)
     assert after(age=1, health=0) == (True, False)
     assert after(age=2, health=0) == (True, False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["Game2048-v1", "Tetris-v0", "JobShop-v0", "RubiksCube-v0"])
+def test_steps_and_resets_of_jumanji_are_its_own(name):
+    env = made(f"jumanji:{name}")
+    state, begun = jax.jit(env._env.reset)(jax.random.key(0))
+    parts, obs = jax.jit(env.reset)(jax.random.key(0))
+    step, theirs = jax.jit(env.step), jax.jit(env._env.step)
+    rng, space = np.random.default_rng(0), env.spec.action
+    size = sum(space.sizes) * env.spec.action_mask
+    ended = False
+    for _ in range(60):
+        seen = begun.observation._asdict()
+        if env.spec.action_mask:
+            np.testing.assert_array_equal(obs[-size:], seen.pop("action_mask").ravel())
+        numbers = np.concatenate([np.ravel(x) for x in jax.tree.leaves([*seen.values()])])
+        np.testing.assert_array_equal(obs[: obs.size - size], numbers)
+        jax.tree.map(np.testing.assert_array_equal, parts, env._parts.of(state))
+        if ended:
+            break
+        scores = rng.random(sum(space.sizes)) + (obs[-size:] if env.spec.action_mask else 0)
+        action = best(space, np.asarray(scores))
+        taken = np.int32(divmod(int(action), 10)) if name == "Tetris-v0" else action
+        state, begun = theirs(state, taken)
+        parts, out = step(jax.random.key(0), parts, action)
+        obs, ended = out.obs, bool(begun.last())
+        assert out.reward == begun.reward
+        assert bool(out.terminated | out.truncated) == ended
 
 
 @pytest.mark.slow
@@ -281,6 +397,10 @@ def test_wrong_parameters_of_the_libraries_are_told_in_one_line():
         ("playground:CheetahRun", {"levels": 1}, "has no parameter levels; its parameters: act"),
         ("playground:CartpoleBalance", {"vision_config": {"nworlds": 1}}, "vision_config.nworld?"),
         ("playground:CheetahRn", {}, "Playground has no environment 'CheetahRn'; did you mean "),
+        ("jumanji:Snake-v0", {}, "Jumanji has no environment 'Snake-v0'; did you mean Snake-v1?"),
+        ("jumanji:Snake-v1", {"time_limit": "no"}, "env_kwargs.time_limit='no' should be a whole"),
+        ("jumanji:Connector-v3", {}, "has rewards [10], one for each of its agents; a run trains "),
+        ("jumanji:MultiCVRP-v0", {}, "acts in a BoundedArray; DiscreteArray and MultiDiscreteA"),
     ):
         with pytest.raises(RunError, match=re.escape(said)) as told:
             made(name, **kwargs)
@@ -296,7 +416,7 @@ def test_what_mujoco_says_of_a_model_of_theirs_is_not_written(tmp_path, monkeypa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [POLE, "playground:CartpoleBalance", GAME])
+@pytest.mark.parametrize("name", [POLE, "playground:CartpoleBalance", GAME, PUZZLE])
 def test_a_run_is_the_same_on_1_and_2_devices_and_goes_on_elsewhere(name):
     env = made(name)
     sizes = {"num_envs": 16, "num_shards": 4, "rollout_length": 32, "hidden_sizes": (16,)}

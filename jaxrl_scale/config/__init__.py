@@ -62,7 +62,7 @@ class Config:
         "CartPole-v1",
         f"environment: {', '.join(envs.names())}; a game of Procgen or Atari, such as "
         "CoinrunEasy-v0 or Pong-v5; gymnasium:NAME, envpool:NAME, gymnax:NAME, brax:NAME, "
-        "playground:NAME, craftax:NAME, or a class of your own as my_module:MyClass",
+        "playground:NAME, craftax:NAME, jumanji:NAME, or a class of your own as my_module:MyClass",
     )
     env_kwargs: dict[str, Any] = option(
         {},

@@ -11,8 +11,8 @@ There are these kinds of names:
 - ``gymnasium:<Id>``, such as ``gymnasium:CartPole-v1``: an environment of Gymnasium whose spaces
   `jaxrl_scale.types.EnvSpec` can describe;
 - ``gymnax:<Id>``, such as ``gymnax:Breakout-MinAtar``: an environment that gymnax has registered;
-- ``brax:<name>``, ``playground:<Name>`` and ``craftax:<Id>``, such as ``brax:ant``: environments of
-  Brax, MuJoCo Playground and Craftax;
+- ``brax:<name>``, ``playground:<Name>``, ``craftax:<Id>`` and ``jumanji:<Id>``, such as
+  ``brax:ant``: environments of Brax, MuJoCo Playground, Craftax and Jumanji;
 - ``my_package.my_module:MyEnv``: a class of your own, on ``sys.path`` or in the current directory.
   A function that builds an environment will do if its return annotation is an environment class.
 
@@ -55,6 +55,7 @@ _LIBRARIES = {
     "brax": "brax_adapter:make_brax",
     "playground": "brax_adapter:make_playground",
     "craftax": "craftax_adapter:make",
+    "jumanji": "jumanji_adapter:make",
 }
 """Of environments in JAX, by what their names begin with."""
 _NAMES = {"brax": "brax_adapter:BRAX", "craftax": "craftax_adapter:NAMES"}
@@ -122,8 +123,8 @@ def _make_other(name: str, kwargs: dict[str, Any]) -> tuple[Any, bool]:
     raise RunError(
         f"unknown environment {name!r}. {_nearest(name)}There are {', '.join(names())}, the "
         "games of Procgen (CoinrunEasy-v0) and Atari (Pong-v5), envpool:<Id>, gymnasium:<Id>, "
-        "gymnax:<Id>, brax:<name>, playground:<Name>, craftax:<Id>, and your own as "
-        "my_package.my_module:MyEnv"
+        "gymnax:<Id>, brax:<name>, playground:<Name>, craftax:<Id>, jumanji:<Id>, and your own "
+        "as my_package.my_module:MyEnv"
     )
 
 

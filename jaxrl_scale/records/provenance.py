@@ -30,7 +30,7 @@ from jaxrl_scale.user_code import is_own, modules_of_ones_own
 _PACKAGES = (
     *("jaxrl_scale", "jax", "jaxlib", "flax", "optax", "chex", "orbax-checkpoint", "numpy"),
     *("scipy", "gymnasium", "gymnax", "envpool", "wandb", "tensorboardX"),
-    *("brax", "craftax", "playground", "mujoco", "mujoco-mjx"),
+    *("brax", "craftax", "jumanji", "playground", "mujoco", "mujoco-mjx"),
     *("jax-cuda12-plugin", "jax-cuda13-plugin"),
 )
 _JAX_FLAGS = (
