@@ -170,10 +170,7 @@ def check_fields(config: Any, prefix: str) -> None:
         value, hint, name = getattr(config, f.name), hints[f.name], prefix + f.name
         said = f"{name}={shown(value)} should"
         if not has_type(value, hint):
-            said += f" be {type_name(hint)}{nearest_choice(value, hint)}"
-            if isinstance(value, type):  # such as an environment
-                said += f", {value.__module__}:{value.__qualname__}"
-            raise RunError(said)
+            raise RunError(f"{said} be {type_name(hint)}{nearest_choice(value, hint)}")
         if isinstance(value, dict) and not _is_plain(value):
             raise RunError(f"{said} hold finite numbers, texts and lists, because it becomes JSON")
         low, high, above = (f.metadata.get(bound) for bound in ("low", "high", "above"))

@@ -14,6 +14,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from host_cartpole import HostCartPole
 
 import jaxrl_scale
 from jaxrl_scale import algos, config, envs, options
@@ -886,6 +887,24 @@ def test_a_config_file_with_a_wrong_value_is_refused(fields, said, write):
         """
     )
     assert refused("--config", file).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            {"env": HostCartPole(lives=2)},
+            r"env=<host_cartpole\.HostCartPole object .+> should be a text, "
+            "host_cartpole:HostCartPole, the name of its class, whose arguments are env_kwargs",
+        ),
+        ({"network": nn.Dense(2)}, r"network=Dense.+, flax\S+:Dense, the name of its class"),
+        ({"env": Path("CartPole-v1")}, r"env=PosixPath\('CartPole-v1'\) should be a text"),
+    ],
+)
+def test_what_is_given_in_place_of_its_name_is_answered_with_the_name(given, said):
+    with pytest.raises(RunError) as caught:
+        config.check(Config(**given))
+    assert re.fullmatch(said, str(caught.value))
 
 
 def test_paths_and_lists_of_python_are_what_the_command_line_has():

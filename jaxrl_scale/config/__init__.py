@@ -294,6 +294,8 @@ def check(config: Config) -> None:
 
 def check_run(config: Config) -> None:
     """As `check`, of all options but the algorithm's."""
+    for name in ("env", "network"):
+        _check_name(name, getattr(config, name))
     check_fields(config, "")
     for name in ("env", "network"):
         if not all(getattr(config, name).split(":")):
@@ -317,6 +319,19 @@ def check_run(config: Config) -> None:
         raise RunError(
             f"portable=True needs matmul_precision=highest, not {config.matmul_precision}"
         )
+
+
+def _check_name(option: str, value: Any) -> None:
+    """Refuse what stands in place of its name: the class of an environment or a network, or an
+    object of it."""
+    kind = value if isinstance(value, type) else type(value)
+    if kind.__module__ == "builtins" or isinstance(value, os.PathLike):  # no such object
+        return
+    said = f"{option}={shown(value)} should be a text, {kind.__module__}:{kind.__qualname__}"
+    if kind is not value:
+        arguments = ", whose arguments are env_kwargs" if option == "env" else ""
+        said += f", the name of its class{arguments}"
+    raise RunError(said)
 
 
 def _check_sizes(config: Config) -> None:
