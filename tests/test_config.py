@@ -908,8 +908,10 @@ def test_what_is_given_in_place_of_its_name_is_answered_with_the_name(given, sai
 
 
 def test_paths_and_lists_of_python_are_what_the_command_line_has():
-    config = Config(hidden_sizes=[32, 16], run_dir=Path("runs/a"), init_from=Path("runs/b"))
-    assert config == loaded("--hidden_sizes=32,16", "--run_dir=runs/a", "--init_from=runs/b")
+    names = ("run_dir", "init_from", "compilation_cache")
+    config = Config(hidden_sizes=[32, 16], **{name: Path(f"runs/{name}") for name in names})
+    told = [f"--{name}=runs/{name}" for name in names]
+    assert config == loaded("--hidden_sizes=32,16", *told)
 
 
 def test_numbers_of_numpy_are_those_of_python():

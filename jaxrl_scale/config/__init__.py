@@ -229,7 +229,7 @@ class Config:
     def __post_init__(self) -> None:
         """In Python a path may be a `pathlib.Path`, sizes a list, and a number one of NumPy's."""
         given = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        for name in ("run_dir", "init_from"):
+        for name in ("run_dir", "init_from", "compilation_cache"):
             if isinstance(given[name], os.PathLike):
                 given[name] = os.fspath(given[name])
         if isinstance(given["hidden_sizes"], list):
