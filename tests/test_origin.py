@@ -1,5 +1,6 @@
 """Runs that begin from the policy of another run."""
 
+import dataclasses
 import functools
 import json
 import re
@@ -14,6 +15,7 @@ from running import begun, differing
 from jaxrl_scale import sweep
 from jaxrl_scale.algos import ppo
 from jaxrl_scale.config import files
+from jaxrl_scale.envs.cartpole import CartPole
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.loop import origin
 from jaxrl_scale.loop.make import make_runner
@@ -21,6 +23,24 @@ from jaxrl_scale.loop.state import Agents
 from jaxrl_scale.loop.stop import StopRequest
 from jaxrl_scale.parallel import backend
 from jaxrl_scale.parallel.peers import Peers
+from jaxrl_scale.types import MultiDiscrete
+
+
+class Parts:
+    """CartPole, but for its actions."""
+
+    def __init__(self, sizes: list):
+        self.spec = dataclasses.replace(CartPole().spec, action=MultiDiscrete(tuple(sizes)))
+
+    def reset(self, key):
+        return CartPole().reset(key)
+
+    def step(self, key, state, action):
+        return CartPole().step(key, state, action[0])
+
+
+def of_parts(*sizes):
+    return config_of().replace(env="test_origin:Parts", env_kwargs={"sizes": [*sizes]})
 
 
 def config_of(name="ppo", **changes):
@@ -209,6 +229,12 @@ MISTAKES = {
         "ppo",
         r"its activation is tanh; try --activation=tanh",
     ),
+    "actions": (
+        lambda: of_parts(1, 1),
+        "ppo",
+        r"ppo-1: the policy of that run chooses actions of Discrete\(n=2\) in CartPole-v1; here "
+        r"they are of MultiDiscrete\(sizes=\(1, 1\)\)$",
+    ),
     "normalized": (
         lambda: config_of().replace(algo=ppo.Config(normalize_observations=False)),
         "ppo",
@@ -225,6 +251,15 @@ def test_a_policy_that_does_not_fit_is_told_in_one_line(kind, runs, tmp_path):
         found(make(), other)
     assert "\n" not in str(raised.value)
     assert raised.value.status == 2
+
+
+def test_a_policy_is_taken_for_actions_that_differ_in_name_or_cannot_be_compared(runs, tmp_path):
+    path, _ = runs("ppo")
+    assert found(of_parts(2), path).record
+    other = shutil.copytree(path, tmp_path / "other")
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"env": "nowhere:Environment"}))
+    assert found(of_parts(1, 1), other).record
 
 
 def test_a_run_without_a_checkpoint_or_with_a_failed_agent_is_told(runs, tmp_path):

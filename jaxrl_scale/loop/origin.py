@@ -24,7 +24,7 @@ from jaxrl_scale.options import traced
 from jaxrl_scale.parallel.peers import Peers
 from jaxrl_scale.parallel.sums import local_pool
 from jaxrl_scale.records import checkpoint, digest, pieces, run_directory
-from jaxrl_scale.types import EnvSpec
+from jaxrl_scale.types import ActionSpace, Box, Discrete, EnvSpec
 from jaxrl_scale.user_code import is_own
 
 
@@ -187,7 +187,31 @@ def _check_fit(
                 f"this one ({config.algo.name} in {config.env}): {name} is {shapes[0]} there and "
                 f"{shapes[1]} here"
             )
+    if (config.env, config.env_kwargs) != (other.env, other.env_kwargs):
+        _check_actions(what, other, spec)
     if not is_own(config.network) and not is_own(other.network):
         theirs, ours = (torsos.design(x, spec).features.activation for x in (other, config))
         if theirs != ours:
             raise RunError(f"{what}: its activation is {theirs}; try --activation={theirs}")
+
+
+def _check_actions(what: str, other: Config, spec: EnvSpec) -> None:
+    """Raise a `RunError` where the other run's policy chooses actions of another kind, although its
+    arrays have the shapes of this one's: those for one of five actions are those for one of two and
+    one of three. Bounds may differ. An environment that cannot be made here is not compared."""
+    try:
+        there = other.make_env().spec.action
+    except RunError:
+        return
+    if _choices(there) != _choices(spec.action):
+        raise RunError(
+            f"{what}: the policy of that run chooses actions of {there} in {other.env}; here they "
+            f"are of {spec.action}"
+        )
+
+
+def _choices(space: ActionSpace) -> tuple[bool, tuple[int, ...]]:
+    """What a policy chooses: whether numbers of a `Box`, with its shape, or the sizes of parts."""
+    if isinstance(space, Box):
+        return True, space.shape
+    return False, (space.n,) if isinstance(space, Discrete) else space.sizes
