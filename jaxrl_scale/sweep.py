@@ -292,6 +292,9 @@ def _asked(args: argparse.Namespace, rest: list[str]) -> Search:
             f"reach {last}, and the largest is {INT32_MAX}"
         )
     configs = configs_of(base, settings)
+    if args.draw == "tpe":  # what the model may propose later has to fit, too
+        sizes = [each for each in ranges if each.kind == "choices" and not each.of_reals]
+        configs_of(base, space.draw(sizes, 0, "grid", 0))
     stops = [rungs.iterations(each, args.rungs, args.factor) for each in configs]
     seeds_of_each = range(base.seed, base.seed + args.seeds)
     plan = Plan(configs, stops, seeds_of_each, args.chunk, args.fresh_seeds)
@@ -382,7 +385,7 @@ def _settings(args: argparse.Namespace, ranges: Sequence[Range]) -> list[Setting
         )
     if args.perturb_every and (args.seeds > 1 or args.rungs or args.task is not None):
         raise RunError("--perturb_every takes --seeds=1, and neither --rungs nor --task")
-    static = [each.option for each in ranges if not all(isinstance(x, float) for x in each.values)]
+    static = [each.option for each in ranges if not each.of_reals]
     if args.perturb_every and static:
         raise RunError(
             f"--{static[0]} cannot vary with --perturb_every: a population is one program, in "

@@ -1094,6 +1094,11 @@ def saved(run_dir, runner):
             {"algo.minibatch_size": "16,102"},
             "with --algo.minibatch_size=102: algo.minibatch_size=102 does not divide by num_shards",
         ),
+        pytest.param(  # the first batch does not have it
+            {"algo.minibatch_size": "102,16,32,64", "draw": "tpe", "seeds": 1, "batch": 2},
+            "with --algo.minibatch_size=102: algo.minibatch_size=102 does not divide by num_shards",
+            marks=needs_optuna,
+        ),
         ({"algo.gamma": "0.9,1", "resume": "x"}, "a sweep has no --resume; the same command with"),
         (
             {"algo.gamma": "0.9,1", "rungs": 4, "iterations": 80},

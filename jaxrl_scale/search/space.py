@@ -47,6 +47,11 @@ class Range:
     values: tuple[Any, ...]
     whole: bool = False
 
+    @property
+    def of_reals(self) -> bool:
+        """Whether all values are real numbers, in which agents of one program may differ."""
+        return all(isinstance(x, float) for x in self.values)
+
     def at(self, part: float) -> Any:
         """The value at ``part`` of the way, from 0 up to but not including 1."""
         if self.kind == "choices":
