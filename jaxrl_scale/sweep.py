@@ -44,7 +44,16 @@ from jaxrl_scale.records.progress import Clock
 from jaxrl_scale.records.run_directory import holds_run, short
 from jaxrl_scale.search import conclusion, model, orders, rungs, space, stages, sweep_file
 from jaxrl_scale.search.orders import Order
-from jaxrl_scale.search.plan import MOST, Chunk, Plan, Search, Start, configs_of
+from jaxrl_scale.search.plan import (
+    MOST,
+    Chunk,
+    Plan,
+    Search,
+    Start,
+    configs_of,
+    programs,
+    shown,
+)
 from jaxrl_scale.search.space import Range, Setting
 from jaxrl_scale.train import Stretch, settings_told, train_among
 
@@ -336,7 +345,15 @@ def _begin(search: Search, task: int | None) -> list[list[int]]:
         return parts
 
     def begins_from() -> dict[str, Any]:
-        return origin.policy(base) if base.init_from else {}
+        if not base.init_from:
+            return {}
+        found = origin.policy(base)
+        for first, *_ in programs(search.plan.configs):  # now, and not when others are trained
+            try:
+                origin.policy(search.plan.configs[first])
+            except RunError as error:
+                raise RunError(f"with {shown(search.settings[first])}: {error}") from None
+        return found
 
     def divided() -> list[list[int]]:
         return with_task(_divided(search))

@@ -152,18 +152,20 @@ def test_the_agents_of_a_sweep_begin_from_one_policy(runs, tmp_path, monkeypatch
     path, _ = runs("ppo")
     record = found(config_of("ppo"), path).record
     (tmp_path / "mine.py").write_text(files.to_python(config_of("ppo"), "Mine."))
-    given = [f"--config={tmp_path / 'mine.py'}", "--algo.gamma=0.9,1", "--agents=2", "--seeds=1"]
+    given = [f"--config={tmp_path / 'mine.py'}", "--agents=2", "--seeds=1"]
 
-    def begin(other, folder="sweep"):
-        more = [f"--init_from={other}", f"--run_dir={tmp_path / folder}"]
+    def begin(other, folder="sweep", varied="--algo.gamma=0.9,1"):
+        more = [varied, f"--init_from={other}", f"--run_dir={tmp_path / folder}"]
         asked = sweep._asked(*sweep._parser().parse_known_args([*given, *more]))
         (chunk,) = asked.plan.chunks(0, sweep._begin(asked, None))
         return chunk
 
     with pytest.raises(RunError, match="has 2 agents and this run 1; it should have 1 agent"):
         begin(runs("ppo", 2)[0])
-    with pytest.raises(RunError, match=r"init_from=\S+: run directory"):
+    with pytest.raises(RunError, match=r"^init_from=\S+: run directory"):
         begin(tmp_path / "nowhere")
+    with pytest.raises(RunError, match=r"^with --hidden_sizes=16: init_from=\S+: the policy of"):
+        begin(path, varied="--hidden_sizes=8;16")
     assert not (tmp_path / "sweep").exists()
     other = shutil.copytree(path, tmp_path / "other")
     chunk = begin(other)

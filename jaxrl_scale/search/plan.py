@@ -94,6 +94,15 @@ MOST = 256
 would only make each chunk longer."""
 
 
+def programs(configs: Sequence[Config]) -> list[list[int]]:
+    """Which configs differ only in numbers, in which agents of one program may: their indices."""
+    groups: dict[Any, list[int]] = {}
+    for k, config in enumerate(configs):
+        algo = jax.tree.structure(config.algo)
+        groups.setdefault((algo, repr(config.replace(algo=None))), []).append(k)
+    return list(groups.values())
+
+
 def divide(
     configs: Sequence[Config], num_seeds: int, most: int | None, fresh_seeds: int = 1
 ) -> list[list[int]]:
@@ -104,12 +113,8 @@ def divide(
       most: agents of a program; None: as many as fit into the memory, but at most `MOST`.
       fresh_seeds: agents of the best config, which train side by side in the end.
     """
-    groups: dict[Any, list[int]] = {}
-    for k, config in enumerate(configs):
-        algo = jax.tree.structure(config.algo)
-        groups.setdefault((algo, repr(config.replace(algo=None))), []).append(k)
     found = []
-    for group in groups.values():
+    for group in programs(configs):
         fitting = _fitting(configs[group[0]])
         if fresh_seeds > fitting:  # told now, and not when all else is trained
             raise RunError(
