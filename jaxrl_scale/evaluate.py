@@ -11,9 +11,9 @@ The mean return comes with its standard error. Several agents are independent of
 the episodes of one agent are not: they share its policy. So the error is that of the mean over
 the agents, and only where a single agent is evaluated that of the mean over its episodes.
 
-Beside it stand the mean length of the episodes in steps and, of environments written in JAX, the
-means of the environment's own numbers: ``env/<name>`` over all steps and ``env_end/<name>`` over
-the episodes' last steps, as in the rows of a run.
+Beside it stand the mean length of the episodes in steps and the means of the environment's own
+numbers, where it has any: ``env/<name>`` over all steps and ``env_end/<name>`` over the episodes'
+last steps, as in the rows of a run.
 """
 
 from __future__ import annotations

@@ -299,7 +299,7 @@ class Played(NamedTuple):
 
     ``info`` has the environment's own numbers (`TimeStep`), under the names that they have in a row
     of metrics: ``env/<name>`` is the sum over an episode's steps, ``env_end/<name>`` the number at
-    its last step. It is empty where an environment has none, and of environments on the host.
+    its last step. It is empty where an environment has none.
     """
 
     returns: Array | np.ndarray  # float32, undiscounted
