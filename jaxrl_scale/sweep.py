@@ -358,7 +358,11 @@ def _begin(search: Search, task: int | None) -> list[list[int]]:
     def divided() -> list[list[int]]:
         return with_task(_divided(search))
 
-    return with_task(sweep_file.begin(search.folder, search.to_json(), divided, begins_from))
+    goes_on = (search.folder / "sweep.json").exists()
+    parts = sweep_file.begin(search.folder, search.to_json(), divided, begins_from)
+    if goes_on and (changed := sweep_file.changed_modules(search.folder, base)):
+        print(changed)
+    return with_task(parts)
 
 
 def _lead(search: Search, parts: list[list[int]], peers: Peers, task: int | None) -> int:

@@ -386,6 +386,22 @@ def test_of_jobs_that_begin_a_sweep_at_once_one_decides_what_trains_side_by_side
         sweep_file.begin(tmp_path / "sweep", {"seeds": (1, 2)}, list)
 
 
+def test_a_sweep_that_goes_on_says_which_modules_have_changed(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sweep, "_divided", lambda search: [[0]])
+    search = asked("--env=poles:Pole", "--algo.gamma=0.9,1", "--agents=2", "--seeds=1")
+    for line in ("", "", "# heavier"):
+        text = f"from jaxrl_scale.envs.cartpole import CartPole\nclass Pole(CartPole): pass{line}"
+        (tmp_path / "poles.py").write_text(text)
+        monkeypatch.delitem(sys.modules, "poles", raising=False)
+        importlib.invalidate_caches()
+        search.base.make_env()
+        assert sweep._begin(search, None) == [[0]]
+        told = "poles has changed since this sweep began: what it computes now may be something"
+        assert capsys.readouterr().out == (f"{told} else\n" if line else "")
+
+
 # --- what is found --------------------------------------------------------------------------
 
 

@@ -110,9 +110,11 @@ def own_modules() -> dict[str, str]:
     return found
 
 
-def changed_modules(config: Config, starts: Sequence[Mapping[str, Any]]) -> str | None:
-    """What the user is told where modules of their own differ from those with which a run was last
-    started; ``starts`` are those in its ``run.json``."""
+def changed_modules(
+    config: Config, starts: Sequence[Mapping[str, Any]], then: str = "this run was last started"
+) -> str | None:
+    """What the user is told where modules of their own differ from those of ``then``, the last of
+    ``starts``; those of a run are in its ``run.json``."""
     before = starts[-1].get("modules") if starts and own_code(config) else None
     now = own_modules() if isinstance(before, dict) else {}
     changed = [name for name in sorted(now) if before and before.get(name, now[name]) != now[name]]
@@ -120,8 +122,8 @@ def changed_modules(config: Config, starts: Sequence[Mapping[str, Any]]) -> str 
         return None
     have = "has" if len(changed) == 1 else "have"
     return (
-        f"{in_words(changed)} {have} changed since this run was last started: what it computes "
-        "now may be something else"
+        f"{in_words(changed)} {have} changed since {then}: what it computes now may be something "
+        "else"
     )
 
 

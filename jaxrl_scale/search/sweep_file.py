@@ -9,7 +9,8 @@ from typing import Any
 from jaxrl_scale.config import Config
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.loop import origin
-from jaxrl_scale.records.provenance import typed_command
+from jaxrl_scale.loop.make import check_fit
+from jaxrl_scale.records import provenance
 from jaxrl_scale.records.run_directory import (
     io_errors,
     plain,
@@ -41,7 +42,7 @@ def begin(
     if not path.exists():
         refuse_run(folder)
         mine = {"init_from": begins_from(), "chunks": divided()}
-        mine |= {"command": typed_command()}
+        mine |= {"command": provenance.typed_command(), "modules": provenance.own_modules()}
         with io_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
         write_json_once(path, told | mine)  # jobs of an array may begin at the same time
@@ -59,6 +60,15 @@ def begin(
     if not isinstance(chunks, list):
         raise RunError(f"{short(path)} is damaged: it has no chunks")
     return chunks
+
+
+def changed_modules(folder: Path, config: Config) -> str | None:
+    """What the user is told of a sweep that goes on, where modules of their own have changed: its
+    agents would be compared with others that were trained by other code."""
+    if provenance.own_code(config):
+        check_fit(config)  # which imports them
+    there = read_object(folder / "sweep.json")
+    return provenance.changed_modules(config, [there], "this sweep began")
 
 
 def check_origin(folder: Path, config: Config) -> None:
