@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import math
 import os
 import sys
 import time
@@ -284,6 +285,10 @@ def _command(argv: list[str]) -> int:
     return status
 
 
+_COMBINATIONS = 1000
+"""Of choices that are checked before a sweep by a model begins, which takes about a second."""
+
+
 def _asked(args: argparse.Namespace, rest: list[str]) -> Search:
     """The sweep that a command line asks for, checked; ``rest`` are the options of the runs."""
     base, ranges = space.split(rest)
@@ -303,7 +308,8 @@ def _asked(args: argparse.Namespace, rest: list[str]) -> Search:
     configs = configs_of(base, settings)
     if args.draw == "tpe":  # what the model may propose later has to fit, too
         sizes = [each for each in ranges if each.kind == "choices" and not each.of_reals]
-        configs_of(base, space.draw(sizes, 0, "grid", 0))
+        many = math.prod(len(each.values) for each in sizes) > _COMBINATIONS
+        configs_of(base, space.draw(sizes, _COMBINATIONS, "random" if many else "grid", 0))
     stops = [rungs.iterations(each, args.rungs, args.factor) for each in configs]
     seeds_of_each = range(base.seed, base.seed + args.seeds)
     plan = Plan(configs, stops, seeds_of_each, args.chunk, args.fresh_seeds)

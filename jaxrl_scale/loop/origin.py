@@ -24,7 +24,7 @@ from jaxrl_scale.options import traced
 from jaxrl_scale.parallel.peers import Peers
 from jaxrl_scale.parallel.sums import local_pool
 from jaxrl_scale.records import checkpoint, digest, pieces, run_directory
-from jaxrl_scale.types import ActionSpace, Box, Discrete, EnvSpec
+from jaxrl_scale.types import ActionSpace, Box, EnvSpec
 from jaxrl_scale.user_code import is_own
 
 
@@ -212,6 +212,4 @@ def _check_actions(what: str, other: Config, spec: EnvSpec) -> None:
 
 def _choices(space: ActionSpace) -> tuple[bool, tuple[int, ...]]:
     """What a policy chooses: whether numbers of a `Box`, with its shape, or the sizes of parts."""
-    if isinstance(space, Box):
-        return True, space.shape
-    return False, (space.n,) if isinstance(space, Discrete) else space.sizes
+    return (True, space.shape) if isinstance(space, Box) else (False, space.sizes)
