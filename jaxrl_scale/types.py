@@ -100,6 +100,11 @@ class Box:
     shape: tuple[int, ...]
 
     @property
+    def sizes(self) -> tuple[int, ...]:
+        """As `MultiDiscrete` has them: there are no parts to choose from."""
+        return ()
+
+    @property
     def dtype(self) -> np.dtype[Any]:
         return np.dtype(np.float32)
 

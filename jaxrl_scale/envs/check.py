@@ -15,6 +15,7 @@ import numpy as np
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.options import INT32_MAX
 from jaxrl_scale.types import (
+    ActionSpace,
     Box,
     Discrete,
     Environment,
@@ -137,13 +138,13 @@ def some_action(spec: EnvSpec, obs: np.ndarray) -> np.ndarray:
     """An action that the environment takes after this observation: 0, or what is nearest to it, or
     the first that an action mask allows."""
     space = spec.action
-    if spec.action_mask and not isinstance(space, Box):
+    if spec.action_mask:
         return best(space, obs[-sum(space.sizes) :])
     return np.asarray(space.clip(np.zeros(space.shape, space.dtype)))
 
 
-def best(space: Discrete | MultiDiscrete, scores: np.ndarray) -> np.ndarray:
-    """The action with the largest of the ``scores [actions]``, of each part."""
+def best(space: ActionSpace, scores: np.ndarray) -> np.ndarray:
+    """The discrete action with the largest of the ``scores [actions]``, of each part."""
     parts = np.split(scores, np.cumsum(space.sizes)[:-1])
     return np.reshape([part.argmax() for part in parts], space.shape).astype(space.dtype)
 
@@ -317,7 +318,7 @@ def _check_actions(what: str, action: Any) -> None:
 
 def _check_mask(what: str, spec: EnvSpec) -> None:
     """As `check_spec`, of an action mask."""
-    if isinstance(spec.action, Box):
+    if not spec.action.sizes:
         _refuse_value(what, "spec.action_mask", True, "False where actions are a Box")
     size = sum(spec.action.sizes)
     if len(spec.observation_shape) != 1 or spec.observation_shape[0] <= size:

@@ -14,7 +14,6 @@ from jaxrl_scale.errors import RunError
 from jaxrl_scale.options import given_number
 from jaxrl_scale.types import (
     Array,
-    Box,
     Discrete,
     Environment,
     EnvSpec,
@@ -89,7 +88,7 @@ def play(
 def _random(spec: EnvSpec, key: Key) -> Array:
     """An action; where an observation has a mask, a number for each that `_allowed` chooses by."""
     space = spec.action
-    if spec.action_mask and not isinstance(space, Box):
+    if spec.action_mask:
         return jax.random.uniform(key, (sum(space.sizes),))
     if isinstance(space, Discrete):
         return jax.random.randint(key, (), 0, space.n)
@@ -102,7 +101,6 @@ def _random(spec: EnvSpec, key: Key) -> Array:
 
 def _allowed(spec: EnvSpec, obs: Array, random: Array) -> Any:
     """The action that `_random` drew; of masked ones that with the largest of its numbers."""
-    space = spec.action
-    if not spec.action_mask or isinstance(space, Box):
+    if not spec.action_mask:
         return random
-    return best(space, np.asarray(random) + np.asarray(obs)[-len(random) :])
+    return best(spec.action, np.asarray(random) + np.asarray(obs)[-len(random) :])

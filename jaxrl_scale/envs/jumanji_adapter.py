@@ -21,8 +21,6 @@ from jaxrl_scale.errors import RunError
 from jaxrl_scale.types import Array, Discrete, EnvSpec, Key, MultiDiscrete, PyTree, TimeStep
 from jaxrl_scale.user_code import errors_in_one_line
 
-_MASK = "action_mask"
-
 
 def make(name: str, **kwargs: Any) -> JumanjiEnv:
     """The Jumanji environment ``name``. ``kwargs`` are arguments of its class, such as
@@ -50,7 +48,7 @@ class JumanjiEnv:
                 "trains one agent"
             )
         self._env, self._parts = env, libraries.Parts(state)
-        mask = _seen(begun.observation)[1]
+        mask = next(iter(_seen(begun.observation)[1]), None)
         action, self._taken = _actions(what, env.action_spec, mask)
         self.spec = EnvSpec(
             id=name,
@@ -75,19 +73,19 @@ class JumanjiEnv:
         )
 
 
-def _seen(observation: PyTree) -> tuple[list[Any], Any]:
-    """The arrays of an observation, and its mask; None where it has none."""
-    named = jax.tree_util.tree_leaves_with_path(observation)
-    is_mask = [getattr(path[-1], "name", None) == _MASK for path, _ in named]
-    arrays = [x for (_, x), masks in zip(named, is_mask, strict=True) if not masks]
-    return arrays, next((x for (_, x), masks in zip(named, is_mask, strict=True) if masks), None)
+def _seen(observation: PyTree) -> tuple[list[Any], list[Any]]:
+    """The arrays of an observation, and its mask, if it has one."""
+    arrays: list[Any] = []
+    mask: list[Any] = []
+    for path, x in jax.tree_util.tree_leaves_with_path(observation):
+        (mask if getattr(path[-1], "name", None) == "action_mask" else arrays).append(x)
+    return arrays, mask
 
 
 def _vector(observation: PyTree) -> Array:
     """All numbers of an observation, its mask at the end."""
     arrays, mask = _seen(observation)
-    whole = arrays if mask is None else [*arrays, mask]
-    return jnp.concatenate([jnp.ravel(x).astype(jnp.float32) for x in whole])
+    return jnp.concatenate([jnp.ravel(x).astype(jnp.float32) for x in (*arrays, *mask)])
 
 
 def _actions(

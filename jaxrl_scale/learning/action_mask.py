@@ -14,12 +14,12 @@ import itertools
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_scale.types import Array, Box, EnvSpec
+from jaxrl_scale.types import Array, EnvSpec
 
 
 def parts(spec: EnvSpec) -> tuple[int, ...]:
     """The sizes of an action's parts, in the mask's order; empty where there is no mask."""
-    return () if not spec.action_mask or isinstance(spec.action, Box) else spec.action.sizes
+    return spec.action.sizes if spec.action_mask else ()
 
 
 def without(spec: EnvSpec) -> EnvSpec:
