@@ -69,6 +69,7 @@ CASES = {
     "own": Case("ppo", {}, VECTOR, {"network": "test_export:Attentive"}),
     "own of one number": Case("a2c", {}, NUMBER, {"network": "test_export:Scaled"}),
     "own of integers": Case("a2c", {}, images(6, WIDE), {"network": "test_export:Bits"}),
+    "own memory": Case("ppo", {"recurrent": True}, VECTOR, {"network": "test_export:Remembering"}),
     "own for images": Case("a2c", {}, images(6, WIDE), {"network": "test_export:Strided"}),
 }
 FORMS = ("numpy", "stablehlo", "onnx")
@@ -100,6 +101,23 @@ class Scaled(nn.Module):
         weights = self.param("weights", nn.initializers.normal(), (obs.shape[-1], 16))
         x = jnp.tanh(obs @ (weights * 2.0))
         return nn.Dense(self.policy_size)(x), nn.Dense(1)(x)[..., 0]
+
+
+class Remembering(nn.Module):
+    """One whose memory has three arrays: an LSTM's two, and how many steps it has seen."""
+
+    policy_size: int
+
+    def init_carry(self, batch_size):
+        zeros = jnp.zeros((batch_size, 16))
+        return {"lstm": (zeros, zeros), "steps": jnp.zeros(batch_size, jnp.int32)}
+
+    @nn.compact
+    def __call__(self, carry, obs):
+        lstm, x = nn.OptimizedLSTMCell(16)(carry["lstm"], obs)
+        x = x * jnp.where((carry["steps"] & 1) == 0, 1.0, -1.0)[:, None]
+        seen = nn.Dense(self.policy_size)(x), nn.Dense(1)(x)[..., 0]
+        return {"lstm": lstm, "steps": carry["steps"] + 1}, seen
 
 
 class Strided(Attentive):
@@ -248,6 +266,12 @@ def caller(form, found):
     return call
 
 
+def named(memory):
+    """The arrays of a memory of ``policy.py``, by the names that they have in ``network``."""
+    arrays = memory if isinstance(memory, tuple) else (memory,)
+    return dict(zip(program.memory_names(len(arrays)), arrays, strict=True))
+
+
 def check_actions(form, name, folder, times, number):
     """On so many observations at so many times. Policies with a memory see ``number`` episodes,
     which begin anew here and there. The best two scores of an action that differs are equal within
@@ -256,14 +280,14 @@ def check_actions(form, name, folder, times, number):
     spec, call = CASES[name].spec, caller(form, found)
     found.agent.reset()
     recurrent = hasattr(found.policy, "empty_memory")
-    memory = found.policy.empty_memory(number) if recurrent else None
+    memory = named(found.policy.empty_memory(number)) if recurrent else {}
     taken, other = [], 0
     for t, obs in enumerate(np.split(observations(spec, times * number), times)):
         first = np.random.default_rng(t).random(number) < 0.2
         wanted = found.agent.act(obs, is_first=first)
-        inputs = {"memory": np.asarray(memory), "is_first": first} if recurrent else {}
+        inputs = memory | {"is_first": first} if memory else {}
         outputs = call(obs=obs, **inputs)
-        action, memory = np.asarray(outputs["action"]), outputs.get("memory")
+        action, memory = np.asarray(outputs["action"]), {n: np.asarray(outputs[n]) for n in memory}
         if isinstance(spec.action, Box):
             np.testing.assert_allclose(action, wanted, rtol=0, atol=1e-4 * wanted.std())
         else:
@@ -308,20 +332,24 @@ def test_one_observation_gives_one_action_and_the_file_says_how(name, folder):
     assert policy.__doc__.startswith(TITLE)
 
 
-def test_a_policy_with_a_memory_hands_the_next_one_back(folder):
+@pytest.mark.parametrize("name", ["memory", "own memory"])
+def test_a_policy_with_a_memory_hands_the_next_one_back(name, folder):
     """By hand, for batches of two: the memory of the first step, and where episodes begin."""
-    policy, batches = exported("memory", folder).policy, np.split(observations(VECTOR, 6), 3)
+    policy, batches = exported(name, folder).policy, np.split(observations(VECTOR, 6), 3)
     first, later = np.array([True, True]), np.array([False, True])
-    memory = empty = policy.empty_memory(2)
-    assert not empty.any()
+    memory = policy.empty_memory(2)
+    empty = named(memory)
+    assert not any(x.any() for x in empty.values())
     for obs, is_first in zip(batches, (first, None, later), strict=True):
         flags = np.zeros(2, bool) if is_first is None else is_first
-        wanted = policy.network(obs, memory, flags)
+        wanted = policy.network(obs, **named(memory), is_first=flags)
         action, memory = policy.act(obs, memory, is_first)
         np.testing.assert_array_equal(action, wanted["action"])
-        np.testing.assert_array_equal(memory, wanted["memory"])
-    assert (memory[0] != policy.network(batches[2], empty, first)["memory"][0]).any()
-    np.testing.assert_array_equal(memory[1], policy.network(batches[2], empty, first)["memory"][1])
+        jax.tree.map(np.testing.assert_array_equal, named(memory), {n: wanted[n] for n in empty})
+    begun = policy.network(batches[2], **empty, is_first=first)
+    for array, x in named(memory).items():
+        assert (x[0] != begun[array][0]).any()
+        np.testing.assert_array_equal(x[1], begun[array][1])
 
 
 def test_the_text_is_short_enough_to_read(folder):

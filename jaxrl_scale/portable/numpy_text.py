@@ -21,23 +21,24 @@ def write(program: Program, title: str) -> str:
     Args:
       title: what the policy is, in a line or more.
     """
-    recurrent = "memory" in program.inputs
+    memory, recurrent = program.memory, bool(program.memory)
     obs = program.inputs["obs"]
     body, helpers = _network(program)
     sizes = ", ".join(map(str, obs.shape[1:]))
-    memory = program.inputs.get("memory", obs)
-    sizes_of_memory = ", ".join(map(str, memory.shape[1:]))
     words = {
         "one": f"[{sizes}]",
         "batch": f"[B, {sizes}]" if sizes else "[B]",
         "dtype": obs.dtype.name,
         "rank": len(obs.shape) - 1,
-        "memory": f"(batch, {sizes_of_memory})" if sizes_of_memory else "batch",
-        "memory_dtype": memory.dtype.name,
-        "arguments": "obs, memory, is_first" if recurrent else "obs",
+        "empty": ", ".join(_zeros(program.inputs[name]) for name in memory),
+        "memory": "*memory" if len(memory) > 1 else "memory",
+        "next_memory": ", ".join(f'found["{name}"]' for name in memory),
+        "arguments": ", ".join(program.inputs),
         "results": ", ".join(_returned(program)),
         "scores": _of_scores(program.outputs.get("scores")),
     }
+    if len(memory) > 1:
+        words["next_memory"] = f"({words['next_memory']})"
     title = title.replace("\\", r"\\").replace('"', r"\"")  # as a docstring holds it
     parts = [
         _HEAD.format(title=title, usage=_USAGE[recurrent].format(**words)),
@@ -48,7 +49,10 @@ def write(program: Program, title: str) -> str:
     return "\n\n".join(parts)
 
 
-_ORDER = ("action", "scores", "memory")
+def _zeros(memory: Value) -> str:
+    """An empty array of a memory, for so many episodes as ``batch`` says."""
+    sizes = ", ".join(map(str, memory.shape[1:]))
+    return f"np.zeros({f'(batch, {sizes})' if sizes else 'batch'}, np.{memory.dtype.name})"
 
 
 def _network(program: Program) -> tuple[list[str], set[str]]:
@@ -91,7 +95,7 @@ def _network(program: Program) -> tuple[list[str], set[str]]:
 
 
 def _returned(program: Program) -> list[str]:
-    return [name for name in _ORDER if name in program.outputs]
+    return [name for name in ("action", "scores", *program.memory) if name in program.outputs]
 
 
 class _Text:
@@ -284,15 +288,15 @@ def act(obs):
     True: '''\
 def empty_memory(batch):
     """The memory before the first observations, of so many episodes side by side."""
-    return np.zeros({memory}, np.{memory_dtype})
+    return {empty}
 
 
 def act(obs, memory, is_first=None):
     """The best actions for a batch of observations, and the next memory."""
     obs = np.asarray(obs, np.{dtype})
     first = np.zeros(len(obs), bool) if is_first is None else np.asarray(is_first, bool)
-    found = network(obs, memory, first)
-    return found["action"], found["memory"]
+    found = network(obs, {memory}, first)
+    return found["action"], {next_memory}
 ''',
 }
 

@@ -63,12 +63,18 @@ class Program(NamedTuple):
     """A policy's best actions as a function of observations and, with a memory, of it."""
 
     inputs: dict[str, Value]
-    """``obs [B, ...]``; with a memory ``memory [B, ...]`` and ``is_first [B]`` bool, too"""
+    """``obs [B, ...]``; with a memory its arrays ``[B, ...]``, called as `memory_names` says, and
+    ``is_first [B]`` bool, too"""
     operations: list[Operation]
     outputs: dict[str, Value]
     """``action [B, ...]``; of discrete actions the ``scores [B, n]`` of which it is the largest:
     logits, or values; of those of several parts ``[B, parts, n]``, with -inf behind the logits of a
-    smaller part; with a memory the next ``memory [B, ...]``"""
+    smaller part; with a memory the arrays of the next one ``[B, ...]``, called as before"""
+
+    @property
+    def memory(self) -> tuple[str, ...]:
+        """The names of the memory's arrays, of which there may be none."""
+        return tuple(name for name in self.inputs if name not in ("obs", "is_first"))
 
     @property
     def weights(self) -> dict[str, np.ndarray]:
@@ -83,6 +89,12 @@ class Program(NamedTuple):
         return used
 
 
+def memory_names(count: int) -> tuple[str, ...]:
+    """What the arrays of a memory are called, in the order of its leaves: ``memory`` if it has one,
+    else ``memory_1``, ``memory_2``, …"""
+    return ("memory",) if count == 1 else tuple(f"memory_{k + 1}" for k in range(count))
+
+
 def acting(
     algo: Algorithm, actor: PyTree, spec: EnvSpec
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
@@ -94,23 +106,22 @@ def acting(
       actor: that of one agent.
     """
     (batch,) = export.symbolic_shape("batch")
-    memory = jax.tree.leaves(jax.eval_shape(lambda: algo.init_carry(1)))
-    structure = jax.tree.structure(jax.eval_shape(lambda: algo.init_carry(1)))
-    if len(memory) > 1:
-        raise NotListed(f"a memory of {len(memory)} arrays cannot be exported; one can")
+    arrays, structure = jax.tree.flatten(jax.eval_shape(lambda: algo.init_carry(1)))
+    names = memory_names(len(arrays))
     inputs = {"obs": jax.ShapeDtypeStruct((batch, *spec.observation_shape), spec.observation_dtype)}
-    for x in memory:
-        inputs["memory"] = jax.ShapeDtypeStruct((batch, *x.shape[1:]), x.dtype)
+    for name, x in zip(names, arrays, strict=True):
+        inputs[name] = jax.ShapeDtypeStruct((batch, *x.shape[1:]), x.dtype)
+    if names:
         inputs["is_first"] = jax.ShapeDtypeStruct((batch,), jnp.dtype(bool))
 
     def act(
-        actor: PyTree, obs: Array, memory: Array | None = None, is_first: Array | None = None
+        actor: PyTree, obs: Array, is_first: Array | None = None, **memory: Array
     ) -> dict[str, Array]:
-        carry = jax.tree.unflatten(structure, [] if memory is None else [memory])
+        carry = jax.tree.unflatten(structure, [memory[name] for name in names])
         first = jnp.zeros(obs.shape[0], bool) if is_first is None else is_first
         action, carry, _ = algo.act(actor, None, carry, obs, first, jax.random.key(0), True)
-        outputs = {"action": spec.action.clip(action)}
-        return outputs if memory is None else outputs | {"memory": jax.tree.leaves(carry)[0]}
+        following = dict(zip(names, jax.tree.leaves(carry), strict=True))
+        return {"action": spec.action.clip(action), **following}
 
     return act, inputs
 
@@ -266,6 +277,8 @@ class _Reader:
             )
             made = made if eqn.primitive.multiple_results else [made]
             return [_constant(x, named[0] if named else "") for x in made]
+        if name == "split":
+            return self._parts(eqn, inputs[0])
         rule = _elementwise if name in ELEMENTWISE else _RULES.get(name)
         if rule is None:
             raise NotListed(f"the network's operation {name!r} cannot be exported")
@@ -279,6 +292,17 @@ class _Reader:
         # The axis of the rounds, of length 1, is dropped already where it precedes the batch.
         first = [self.reshaped(x, x.shape[1:]) if x.shape[0] == 1 else x for x in inputs[before:]]
         return self.read(eqn.params["jaxpr"], [*inputs[:before], *first])
+
+    def _parts(self, eqn: Any, x: Value) -> list[Value]:
+        """One array cut into several along an axis."""
+        whole, axis = eqn.invars[0].aval.shape, eqn.params["axis"]
+        parts, start = [], 0
+        for atom, size in zip(eqn.outvars, eqn.params["sizes"], strict=True):
+            spans: list[Any] = [(0, n, 1) for n in whole]
+            spans[axis] = (start, start + size, 1)
+            parts.append(_cut(self, x, _lead(whole), spans, _canonical(atom.aval.shape)))
+            start += size
+        return parts
 
     def add(
         self, kind: str, inputs: Sequence[Value], shape: Shape, dtype: np.dtype[Any], **how: Any
