@@ -1,6 +1,8 @@
 """Environments that say which actions are allowed: no agent takes another one."""
 
 import dataclasses
+from contextlib import closing
+from functools import partial
 
 import algorithms
 import flax.linen as nn
@@ -264,12 +266,68 @@ class Throttle(Cards):
         return self.shown(), 1.0, True, False, {}
 
 
+class Beside(Cards):
+    """It says beside its observations what is allowed."""
+
+    observation_space = spaces.Box(0, 1, (2,))
+
+    def shown(self):
+        return super().shown()["last"]
+
+
+class Asked(Beside):
+    """When it is asked, as MaskablePPO does."""
+
+    def action_masks(self):
+        assert self.steps < 5, "nothing follows"
+        return self.mask.astype(bool)
+
+
+class Asking(gymnasium.Wrapper):
+    """As ActionMasker of sb3-contrib: the environment itself tells nothing."""
+
+    def __init__(self):
+        super().__init__(Beside())
+
+    def action_masks(self):
+        return self.unwrapped.mask
+
+
+class Informed(Beside):
+    """In its info, as Taxi does."""
+
+    def reset(self, **how):
+        obs, _ = super().reset(**how)
+        return obs, {"action_mask": self.mask}
+
+    def step(self, action):
+        return *super().step(action)[:4], {"action_mask": self.mask}
+
+
+class Misinformed(Informed):
+    def step(self, action):
+        return *super().step(action)[:4], {"action_mask": [1, 0]}
+
+
+class Painted(Informed):
+    """An image has no place for a mask."""
+
+    observation_space = spaces.Box(0, 255, (8, 8, 3), np.uint8)
+
+    def shown(self):
+        self.mask = [1, 1, 1]
+        return np.zeros((8, 8, 3), np.uint8)
+
+
+KINDS = (Cards, OtherCards, Throttle, Asked, Asking, Informed, Misinformed, Painted)
+
+
 @pytest.fixture
 def cards():
-    for kind in (Cards, OtherCards, Throttle):
-        gymnasium.register(f"{kind.__name__}-v0", entry_point=kind)
+    for kind in KINDS:
+        gymnasium.register(f"{kind.__name__}-v0", entry_point=partial(kind))
     yield
-    for kind in (Cards, OtherCards, Throttle):
+    for kind in KINDS:
         del gymnasium.registry[f"{kind.__name__}-v0"]
 
 
@@ -296,3 +354,34 @@ def test_an_action_mask_of_gymnasium_that_is_none_is_told(cards):
     with pytest.raises(RunError, match=r"has action_mask Discrete\(3\); it should be MultiBinary"):
         envs.make("gymnasium:OtherCards-v0")
     assert not envs.make("gymnasium:Throttle-v0").spec.action_mask
+
+
+@pytest.mark.parametrize("kind", ["Asked", "Asking", "Informed"])
+def test_a_mask_that_is_told_beside_the_observations_of_gymnasium_is_heeded(kind, cards):
+    """As if both were a Dict, in its own environment too."""
+    env = envs.make(f"gymnasium:{kind}-v0")
+    assert (env.spec.observation_shape, env.spec.action_mask) == ((5,), True)
+    assert env.encoded[0].endswith("flatten makes it, with the mask of actions at its end.")
+    check_env(env)
+    with closing(env.simulate(np.arange(4), 2)) as games:
+        obs = games.reset()
+        for step in range(5):
+            assert (np.sort(obs[:, 2:], 1) == [0, 0, 1]).all()
+            games.send(obs[:, 2:].argmax(1))  # any other raises an error
+            seen = games.receive()
+            obs = seen.obs
+            assert (seen.terminated == (step == 4)).all()
+        assert not obs[:, 2:].any()
+    with closing(env.make()) as one:
+        obs, _ = one.reset(seed=3)
+        allowed = one.unwrapped.mask
+        np.testing.assert_array_equal(env.seen(obs), [*one.unwrapped.last, *allowed])
+        obs, *_ = one.step(4 + allowed.argmax())
+        np.testing.assert_array_equal(obs["action_mask"], one.unwrapped.mask)
+
+
+def test_a_told_mask_of_another_size_is_an_error_and_an_image_has_none(cards):
+    with pytest.raises(RunError, match=r"info\['action_mask'\] is \[1, 0\]; it should be 3 "):
+        envs.make("gymnasium:Misinformed-v0")
+    spec = envs.make("gymnasium:Painted-v0").spec
+    assert (spec.observation_shape, spec.action_mask) == ((8, 8, 3), False)

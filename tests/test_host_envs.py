@@ -699,7 +699,7 @@ def test_what_an_environment_of_gymnasium_should_return_is_told(monkeypatch, res
     env = envs.make("gymnasium:CartPole-v1")
     made = gymnasium.make("CartPole-v1").unwrapped
     made.reset, made.step = lambda seed: reset, lambda action: step
-    monkeypatch.setattr(env, "_make", lambda: made)
+    monkeypatch.setattr(env, "make", lambda: made)
     with pytest.raises(RunError, match=f"environment 'gymnasium:CartPole-v1': .*{said}"):
         list(host_rollout.play(env, lambda t, obs, first: np.zeros(1, np.int32), SEEDS[:1], 1, 2))
 
@@ -978,7 +978,7 @@ def test_numbers_of_gymnasiums_info_are_told_where_the_first_step_has_them():
 
 def test_where_an_environment_of_gymnasium_cannot_be_made_those_before_it_are_closed(monkeypatch):
     env, made, closed = envs.make("gymnasium:CartPole-v1"), [], []
-    make = env._make
+    make = env.make
 
     def limited():
         if len(made) == 2:
@@ -987,7 +987,7 @@ def test_where_an_environment_of_gymnasium_cannot_be_made_those_before_it_are_cl
         monkeypatch.setattr(made[-1], "close", partial(closed.append, len(made)))
         return made[-1]
 
-    monkeypatch.setattr(env, "_make", limited)
+    monkeypatch.setattr(env, "make", limited)
     with pytest.raises(RunError, match="no third one"):
         env.simulate(SEEDS[:3], 1)
     assert sorted(closed) == [1, 2]

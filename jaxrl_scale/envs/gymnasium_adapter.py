@@ -21,7 +21,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from jaxrl_scale.envs import gymnasium_spaces
+from jaxrl_scale.envs import gymnasium_masks, gymnasium_spaces
 from jaxrl_scale.envs.check import is_name, some_action
 from jaxrl_scale.errors import RunError, closest
 from jaxrl_scale.types import EnvSpec, HostStep
@@ -50,7 +50,8 @@ class GymnasiumEnvironment:
     def __init__(self, name: str, kwargs: dict[str, Any]) -> None:
         self._name, self._kwargs = name, {"disable_env_checker": True, **kwargs}
         self._what = f"environment {f'gymnasium:{name}'!r}"
-        with closing(self._make()) as env:
+        self._told = 0  # numbers of the mask that it tells beside its observations
+        with closing(self.make()) as env:
             for space in ("observation_space", "action_space"):
                 if not isinstance(getattr(env.unwrapped, space, None), spaces.Space):
                     raise RunError(
@@ -58,13 +59,19 @@ class GymnasiumEnvironment:
                     )
             if "rgb_array" in env.metadata.get("render_modes", ()):
                 self._kwargs.setdefault("render_mode", "rgb_array")
-            shape, dtype = gymnasium_spaces.observation(self._what, env.observation_space)
             action = gymnasium_spaces.action(self._what, env.action_space)
-            self._spaces = env.observation_space, env.action_space
-            self._take = gymnasium_spaces.taking(env.action_space)
             # Whether the class is the user's, and not one of an installed package.
             module = sys.modules.get(type(env.unwrapped).__module__)
             self.is_own = "-packages" not in (getattr(module, "__file__", None) or "")
+            bare = env.unwrapped
+            info_of_bare = self._begin(bare)[1] if self.is_own else {}
+            if gymnasium_masks.may_be_told(env.observation_space, action):
+                told = gymnasium_masks.are_told(env, self._begin(env)[1])
+                self._told = told * sum(action.sizes)
+            seen = self._with_mask(env)
+            shape, dtype = gymnasium_spaces.observation(self._what, seen.observation_space)
+            self._spaces = seen.observation_space, env.action_space
+            self._take = gymnasium_spaces.taking(env.action_space)
             self.spec = EnvSpec(
                 id=f"gymnasium:{name}",
                 observation_shape=shape,
@@ -72,21 +79,30 @@ class GymnasiumEnvironment:
                 max_episode_steps=getattr(env.spec, "max_episode_steps", None),
                 gymnasium_id=name,
                 observation_dtype=dtype,
-                action_mask=gymnasium_spaces.has_mask(self._what, env.observation_space, action),
+                action_mask=gymnasium_spaces.has_mask(self._what, seen.observation_space, action),
             )
-            if self.is_own:  # where a method returns too much, wrappers would take it apart
-                self._first_info(env.unwrapped)
-            info = self._first_info(env)
+            # Where a step returns too much, wrappers would take it apart; but where one of them
+            # tells the mask, nobody knows without it which action is allowed.
+            known = not self.spec.action_mask or gymnasium_masks.tells(bare, info_of_bare)
+            if self.is_own and known:
+                self._first_info(self._with_mask(bare))
+            info = self._first_info(seen)
             names = tuple(name for name, x in info.items() if is_name(name) and _is_number(x))
             self.spec = dataclasses.replace(self.spec, info=names)
+
+    def _begin(self, env: gymnasium.Env) -> Any:
+        """What a reset returns. Raises a `RunError` where that is not two things."""
+        with errors_in_one_line(self._what):
+            begun: Any = env.reset(seed=0)
+        _check_parts(self._what, "reset", begun)
+        return begun
 
     def _first_info(self, env: gymnasium.Env) -> dict[Any, Any]:
         """The ``info`` of a first step. Raises a `RunError` where a method returns another number
         of things than it should."""
+        obs = self._begin(env)[0]
         with errors_in_one_line(self._what):
-            begun: Any = env.reset(seed=0)
-            _check_parts(self._what, "reset", begun)
-            obs = self.seen(begun[0]) if self.spec.action_mask else begun[0]
+            obs = self.seen(obs) if self.spec.action_mask else obs
             returned: Any = env.step(self.taken(some_action(self.spec, obs)))
         _check_parts(self._what, "step", returned)
         return returned[4] if isinstance(returned[4], dict) else {}
@@ -98,7 +114,11 @@ class GymnasiumEnvironment:
     @property
     def encoded(self) -> list[str]:
         """In words, what a policy sees and does otherwise than Gymnasium's environment."""
-        return gymnasium_spaces.encoded(*self._spaces)
+        lines = gymnasium_spaces.encoded(*self._spaces)
+        if self._told:
+            made = "as gymnasium.spaces.flatten makes it"
+            lines[0] = f"An observation is Gymnasium's {made}, with the mask of actions at its end."
+        return lines
 
     def taken(self, action: np.ndarray) -> np.ndarray:
         """Actions of ours, one or a batch, as Gymnasium's environment takes them."""
@@ -107,7 +127,7 @@ class GymnasiumEnvironment:
     def simulate(self, seeds: np.ndarray, num_threads: int) -> GymnasiumSimulator:
         """One environment for each of the seeds ``[n]``, from 0 to 2**31 - 1."""
         with ExitStack() as stack:  # where one cannot be made, those before it are closed
-            made = [stack.enter_context(closing(self._make())) for _ in seeds]
+            made = [stack.enter_context(closing(self.make())) for _ in seeds]
             stack.pop_all()
         return GymnasiumSimulator(self.spec, made, [int(seed) for seed in seeds], num_threads)
 
@@ -115,9 +135,13 @@ class GymnasiumEnvironment:
         """Versions that the frames depend on."""
         return {"gymnasium": importlib.metadata.version("gymnasium")}
 
-    def _make(self) -> gymnasium.Env:
+    def make(self) -> gymnasium.Env:
+        """One environment of Gymnasium, with its mask in its observations where it tells one."""
         with errors_in_one_line(self._what):
-            return gymnasium.make(self._name, **self._kwargs)
+            return self._with_mask(gymnasium.make(self._name, **self._kwargs))
+
+    def _with_mask(self, env: gymnasium.Env) -> gymnasium.Env:
+        return gymnasium_masks.Masked(env, self._what, self._told) if self._told else env
 
 
 class GymnasiumSimulator:

@@ -41,7 +41,7 @@ def observation(what: str, space: Any) -> tuple[tuple[int, ...], Any]:
         return (int(space.n),), np.float32
     if isinstance(space, spaces.Box) and space.shape:
         return space.shape, np.uint8 if space.dtype == np.uint8 else np.float32
-    if not _is_flat(space):
+    if not is_flat(space):
         raise RunError(
             f"{what} observes {space}; Discrete, MultiDiscrete, MultiBinary and Box are supported, "
             "and Dict and Tuple of these without images"
@@ -49,26 +49,26 @@ def observation(what: str, space: Any) -> tuple[tuple[int, ...], Any]:
     return (spaces.flatdim(space),), np.float32
 
 
-def _is_flat(space: Any) -> bool:
+def is_flat(space: Any) -> bool:
     """Whether it is seen as one vector, alone or as a part."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
-        return len(parts) > 0 and all(map(_is_flat, parts))
+        return len(parts) > 0 and all(map(is_flat, parts))
     if isinstance(space, spaces.Box):
         return len(space.shape) < 2
     return isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary)
 
 
-_MASK = "action_mask"
+MASK = "action_mask"
 """The name that libraries with masked agents (RLlib, PettingZoo) look for."""
 
 
 def has_mask(what: str, space: Any, action: ActionSpace) -> bool:
     """Whether observations say which actions are allowed. Raises a `RunError` that begins with
     ``what`` where they say it of other actions than there are."""
-    if not _is_masked(space) or isinstance(action, Box):
+    if not is_masked(space) or isinstance(action, Box):
         return False
-    mask, size = space[_MASK], sum(action.sizes)
+    mask, size = space[MASK], sum(action.sizes)
     if mask.shape != (size,):
         raise RunError(
             f"{what} has action_mask {mask}; it should be MultiBinary({size}), a number for each "
@@ -77,8 +77,9 @@ def has_mask(what: str, space: Any, action: ActionSpace) -> bool:
     return True
 
 
-def _is_masked(space: Any) -> bool:
-    return isinstance(space, spaces.Dict) and _MASK in space.spaces
+def is_masked(space: Any) -> bool:
+    """Whether a part of it is called ``action_mask``."""
+    return isinstance(space, spaces.Dict) and MASK in space.spaces
 
 
 def action(what: str, space: Any) -> ActionSpace:
@@ -143,9 +144,9 @@ def seen(space: Any, obs: Any) -> np.ndarray:
 
 def flat(space: Any, obs: Any) -> np.ndarray:
     """One observation as a vector, float32."""
-    if not _is_masked(space):
+    if not is_masked(space):
         return np.asarray(spaces.flatten(space, obs), np.float32)
-    names = sorted(space.spaces, key=lambda name: name == _MASK)  # it comes last
+    names = sorted(space.spaces, key=lambda name: name == MASK)  # it comes last
     parts = [spaces.flatten(space[name], obs[name]) for name in names]
     return np.concatenate(parts, dtype=np.float32, casting="unsafe")
 
@@ -188,7 +189,7 @@ def encoded(observation: Any, action: Any) -> list[str]:
         lines.append(f"An observation is a one-hot vector, which stands for {numbers}.")
     elif not (isinstance(observation, spaces.Box) and observation.shape):
         kind = type(observation).__name__
-        behind = ", with action_mask at its end" if _is_masked(observation) else ""
+        behind = ", with action_mask at its end" if is_masked(observation) else ""
         made = f"as gymnasium.spaces.flatten makes it{behind}"
         lines.append(f"An observation is Gymnasium's {kind} {made}.")
     if isinstance(action, spaces.Discrete):

@@ -241,6 +241,9 @@ class Agent:
         name, ours = self.env.spec.gymnasium_id, self.env.spec.solver_kwargs
         if name is None:
             raise RunError(f"{self.env.spec.id} has no counterpart in Gymnasium")
+        env: Any = self.env
+        if env.spec.id.startswith("gymnasium:"):
+            return env.make()
         kwargs = {key: x for key, x in self.config.env_kwargs.items() if key not in ours}
         try:
             return gymnasium.make(name, **kwargs)

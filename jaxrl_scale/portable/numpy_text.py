@@ -9,6 +9,8 @@ import numpy as np
 
 from jaxrl_scale.portable.program import Operation, Program, Value
 
+_WIDTH = 100
+"""Characters of a line."""
 _LONGEST = 90
 """Characters of an expression and of the name that it gets."""
 _LAYERS = {"matmul": " @ ", "conv": "conv("}
@@ -21,24 +23,25 @@ def write(program: Program, title: str) -> str:
     Args:
       title: what the policy is, in a line or more.
     """
-    memory, recurrent = program.memory, bool(program.memory)
-    obs = program.inputs["obs"]
+    memory, obs = program.memory, program.inputs["obs"]
+    recurrent, several = bool(memory), len(memory) > 1
     body, helpers = _network(program)
     sizes = ", ".join(map(str, obs.shape[1:]))
+    empty = [_zeros(program.inputs[name]) for name in memory]
+    results = [name for name in _returned(program) if name not in memory]
+    results += [f"{memory[0]} to {memory[-1]}"] if several else memory
     words = {
         "one": f"[{sizes}]",
         "batch": f"[B, {sizes}]" if sizes else "[B]",
         "dtype": obs.dtype.name,
         "rank": len(obs.shape) - 1,
-        "empty": ", ".join(_zeros(program.inputs[name]) for name in memory),
-        "memory": "*memory" if len(memory) > 1 else "memory",
-        "next_memory": ", ".join(f'found["{name}"]' for name in memory),
-        "arguments": ", ".join(program.inputs),
-        "results": ", ".join(_returned(program)),
+        "empty": _listed("    return (", empty, ")") if several else f"    return {''.join(empty)}",
+        "memory": "*memory" if several else "memory",
+        "next": _NEXT_OF_SEVERAL.format(len(memory) + 1) if several else 'found["memory"]',
+        "signature": _listed("def network(", list(program.inputs), "):"),
+        "results": ", ".join(results),
         "scores": _of_scores(program.outputs.get("scores")),
     }
-    if len(memory) > 1:
-        words["next_memory"] = f"({words['next_memory']})"
     title = title.replace("\\", r"\\").replace('"', r"\"")  # as a docstring holds it
     parts = [
         _HEAD.format(title=title, usage=_USAGE[recurrent].format(**words)),
@@ -89,9 +92,19 @@ def _network(program: Program) -> tuple[list[str], set[str]]:
         written[op.output] = made
         if own or uses[op.output] > 1:
             assign(op.output, made, own)
-    found = (f'"{name}": {text(program.outputs[name]).text}' for name in _returned(program))
-    lines.append(f"return {{{', '.join(found)}}}")
+    found = [f'"{name}": {text(program.outputs[name]).text}' for name in _returned(program)]
+    lines += _listed("return {", found, "}", _WIDTH - 4).splitlines()
     return lines, helpers
+
+
+def _listed(before: str, items: list[str], after: str, width: int = _WIDTH) -> str:
+    """The items between two brackets: in one line, or each in its own if that were too long."""
+    line = before + ", ".join(items) + after
+    if len(line) <= width:
+        return line
+    indent = " " * (len(before) - len(before.lstrip()))
+    between = "".join(f"{indent}    {item},\n" for item in items)
+    return f"{before}\n{between}{indent}{after}"
 
 
 def _returned(program: Program) -> list[str]:
@@ -288,7 +301,7 @@ def act(obs):
     True: '''\
 def empty_memory(batch):
     """The memory before the first observations, of so many episodes side by side."""
-    return {empty}
+{empty}
 
 
 def act(obs, memory, is_first=None):
@@ -296,12 +309,14 @@ def act(obs, memory, is_first=None):
     obs = np.asarray(obs, np.{dtype})
     first = np.zeros(len(obs), bool) if is_first is None else np.asarray(is_first, bool)
     found = network(obs, {memory}, first)
-    return found["action"], {next_memory}
+    return found["action"], {next}
 ''',
 }
 
+_NEXT_OF_SEVERAL = 'tuple(found[f"memory_{{k}}"] for k in range(1, {}))'
+
 _NETWORK = '''\
-def network({arguments}):
+{signature}
     """For observations {batch} of dtype {dtype} a dict with {results}.{scores}"""
 '''
 
