@@ -361,7 +361,7 @@ def test_a_mask_that_is_told_beside_the_observations_of_gymnasium_is_heeded(kind
     """As if both were a Dict, in its own environment too."""
     env = envs.make(f"gymnasium:{kind}-v0")
     assert (env.spec.observation_shape, env.spec.action_mask) == ((5,), True)
-    assert env.encoded[0].endswith("flatten makes it, with the mask of actions at its end.")
+    assert env.encoded[0].endswith("flatten makes of Gymnasium's, and then the mask of actions.")
     check_env(env)
     with closing(env.simulate(np.arange(4), 2)) as games:
         obs = games.reset()

@@ -116,8 +116,8 @@ class GymnasiumEnvironment:
         """In words, what a policy sees and does otherwise than Gymnasium's environment."""
         lines = gymnasium_spaces.encoded(*self._spaces)
         if self._told:
-            made = "as gymnasium.spaces.flatten makes it"
-            lines[0] = f"An observation is Gymnasium's {made}, with the mask of actions at its end."
+            made = "what gymnasium.spaces.flatten makes of Gymnasium's"
+            lines[0] = f"An observation is {made}, and then the mask of actions."
         return lines
 
     def taken(self, action: np.ndarray) -> np.ndarray:
