@@ -376,22 +376,31 @@ def test_a_signal_to_a_whole_job_ends_with_the_last_line_of_rank_0(ranks):
     assert done.out.splitlines()[-1] == "saved"
 
 
+STOPPING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+
+
 def test_pbs_starts_one_process_on_each_host_of_the_job_by_its_own_remote_shell(ranks, tmp_path):
+    """It is found where PBS says that it is installed, and PBS's signals do not end it."""
     (tmp_path / "bin").mkdir()
     tmrsh = tmp_path / "bin" / "pbs_tmrsh"
-    tmrsh.write_text('#!/bin/sh\nshift\nexec "$@"\n')  # words, that no shell reads
+    # It takes words, that no shell reads.
+    tmrsh.write_text('#!/bin/sh\nshift\ngrep SigIgn /proc/$$/status >> ignored\nexec "$@"\n')
     tmrsh.chmod(0o755)
+    (tmp_path / "pbs.conf").write_text(f"PBS_SERVER=h0\nPBS_EXEC={tmp_path}\n")
     (tmp_path / "nodes").write_text("h1\nh1\nh0\nh0\n")
     (ranks.folder / "launch").symlink_to(LAUNCH)
     job = {"PBS_NODEFILE": str(tmp_path / "nodes"), "PBS_JOBID": "12.server"}
     job |= {"PBS_O_WORKDIR": str(ranks.folder), "OPTIONS": "--config c.py"}
-    job |= {"PATH": f"{tmp_path / 'bin'}{os.pathsep}{ranks.environment['PATH']}"}
+    job |= {"PBS_CONF_FILE": str(tmp_path / "pbs.conf")}
     done = launch(ranks, LAUNCH / "pbs.sh", **job)
     assert (done.status, done.err) == (0, "")
     said = eval(done.out)
     assert said["of"] == "2"
     assert said["meet"].startswith("h1:")
     assert said["options"] == ["--config", "c.py", "--run_dir", "runs/pbs-12"]
+    masks = re.findall(r"\t(\w+)", (ranks.folder / "ignored").read_text())
+    heard = sum(1 << (number - 1) for number in STOPPING)
+    assert [int(mask, 16) & heard for mask in masks] == [heard] * 2
 
 
 @pytest.mark.parametrize("word", ["--run_dir", "--resume=runs/other"])
