@@ -381,7 +381,8 @@ def test_a_mask_that_is_told_beside_the_observations_of_gymnasium_is_heeded(kind
 
 
 def test_a_told_mask_of_another_size_is_an_error_and_an_image_has_none(cards):
-    with pytest.raises(RunError, match=r"info\['action_mask'\] is \[1, 0\]; it should be 3 "):
+    said = r"info\['action_mask'\] has the shape \(2,\); it should be \(3,\), a number for"
+    with pytest.raises(RunError, match=said):
         envs.make("gymnasium:Misinformed-v0")
     spec = envs.make("gymnasium:Painted-v0").spec
     assert (spec.observation_shape, spec.action_mask) == ((8, 8, 3), False)

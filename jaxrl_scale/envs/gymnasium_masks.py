@@ -80,7 +80,7 @@ class Masked(gymnasium.Wrapper):
             mask = info.get(MASK) if isinstance(info, dict) else None
         if np.shape(mask) != (self._size,):
             raise RunError(
-                f"{self._what}: {where} is {mask!r}; it should be {self._size} numbers, one for "
-                "each action"
+                f"{self._what}: {where} has the shape {np.shape(mask)}; it should be "
+                f"({self._size},), a number for each action"
             )
         return np.asarray(mask, np.int8)
