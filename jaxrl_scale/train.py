@@ -400,12 +400,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _command(argv: list[str]) -> int:
     dry_run = command_line.DRY_RUN in argv
     argv = [text for text in argv if text != command_line.DRY_RUN]
-    config, name, resume = command_line.load(argv)
-    told = settings_told(argv)
+    # What the user's code prints is not in the file that a dry run writes.
+    with redirect_stdout(sys.stderr if dry_run else sys.stdout):
+        config, name, resume = command_line.load(argv)
+        told = settings_told(argv)
+        if dry_run and not resume:  # a run that has begun had its environment and first policy
+            origin.find(config, check_fit(config), None, None, Peers())
     if dry_run:
-        if not resume:  # a run that has begun had its environment and its first policy
-            with redirect_stdout(sys.stderr):  # what the user's code prints is not in the file
-                origin.find(config, check_fit(config), None, None, Peers())
         text = f"What a run of {name!r} would train with." + (f"\n\n{told}" if told else "")
         print(files.to_python(config, text), end="")
         return 0

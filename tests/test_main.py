@@ -193,7 +193,7 @@ def test_a_dry_run_prints_the_config_as_a_file_that_train_takes(tmp_path, capsys
         assert capsys.readouterr().err == "error: only jaxrl_scale.train has --dry_run\n"
 
 
-def test_what_an_environment_prints_is_not_in_the_file_of_a_dry_run(tmp_path, capsys, monkeypatch):
+def test_what_ones_own_code_prints_is_not_in_the_file_of_a_dry_run(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     line = "print('it speaks')\nfrom host_cartpole import HostCartPole\n"
@@ -202,6 +202,9 @@ def test_what_an_environment_prints_is_not_in_the_file_of_a_dry_run(tmp_path, ca
     out, err = capsys.readouterr()
     assert err == "it speaks\n"
     assert "it speaks" not in out
+    (tmp_path / "loud.py").write_text(f"print('it speaks')\n{out}")
+    assert package.main(["train", "--config=loud.py", "--dry_run"]) == 0
+    assert "it speaks" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
