@@ -938,6 +938,8 @@ def test_a_config_file_that_does_not_exist_is_refused_with_the_nearest(write):
     assert said == "config file acrobat.py does not exist; did you mean acrobot.py?"
     for short in ("--config=cartpole", "--config=configs/cartpole.py"):
         assert refused(short).endswith("/configs/cartpole.py?")
+    Path("link.py").symlink_to("nowhere.py")
+    assert refused("--config=link.py") == "config file link.py does not exist"
     assert refused("--config=.") == "config file . is a directory; give one of its Python files"
     assert "is a directory" in refused("--config=")
 

@@ -94,7 +94,7 @@ def _of_the_name(path: Path, folder: Path) -> str:
 def _nearest_path(path: Path, pattern: str) -> str:
     """``'; did you mean X?'`` for what beside the path is called like it. The names alone are
     compared, as a folder that all share would make them alike."""
-    near = closest(path.name, [p.name for p in path.parent.glob(pattern)])
+    near = closest(path.name, [p.name for p in path.parent.glob(pattern) if p.exists()])
     return f"; did you mean {path.with_name(near)}?" if near else ""
 
 
