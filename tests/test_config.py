@@ -845,6 +845,23 @@ def test_a_config_file_that_is_wrong_is_refused_with_its_line(text, said, write)
     assert said in message
 
 
+def test_a_config_of_a_class_with_other_fields_is_refused(write):
+    file = write(
+        """
+        import dataclasses
+        from jaxrl_scale import Config
+        @dataclasses.dataclass(frozen=True)
+        class Mine(Config):
+            note: str = ""
+        def get_config(): return Mine()
+        """
+    )
+    assert refused("--config", file) == (
+        "config is of the class Mine, which has other fields than jaxrl_scale.Config; it should "
+        "be a Config itself"
+    )
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [

@@ -379,13 +379,19 @@ def check_processes(config: Config, processes: int) -> None:
 
 
 def check_kind(config: Any) -> None:
-    """Raise a `RunError` unless it is an instance of `Config`: no dict, no path and no class."""
+    """Raise a `RunError` unless it is an instance of `Config`: no dict, no path and no class, and
+    none of a class with other fields, of which neither options nor ``config.json`` know."""
     if not isinstance(config, Config):
         given = f"the class {config.__qualname__}" if isinstance(config, type) else repr(config)
         read = "jaxrl_scale.config.files.read_file"
         hint = f"; {read} reads one from a file" if isinstance(config, str | Path) else ""
         raise RunError(
             f"config={one_line(given)[:100]} should be an instance of jaxrl_scale.Config{hint}"
+        )
+    if dataclasses.fields(config) != dataclasses.fields(Config):
+        raise RunError(
+            f"config is of the class {type(config).__qualname__}, which has other fields than "
+            "jaxrl_scale.Config; it should be a Config itself"
         )
 
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from jaxrl_scale import algos
 from jaxrl_scale.commands import Parser
-from jaxrl_scale.config import Config, Launch, check, check_algo, shipped
+from jaxrl_scale.config import Config, Launch, check, check_algo, check_kind, shipped
 from jaxrl_scale.config.files import DICTS, flatten, read_config, read_file
 from jaxrl_scale.envs import games
 from jaxrl_scale.errors import (
@@ -70,6 +70,7 @@ def starting(argv: Sequence[str]) -> Config:
         config = read_file(file)
     else:
         config = Config()
+    check_kind(config)
     check_algo(config.algo)
     if chosen.algo is not None and chosen.algo != config.algo.name:
         other = algos.get(chosen.algo).Config()
