@@ -220,6 +220,13 @@ def given_number(name: str, value: Any, least: int = 1) -> int:
     return int(value)
 
 
+def given_bool(name: str, value: Any) -> bool:
+    """The bool that a function was given as ``name``."""
+    if not isinstance(value, bool | np.bool_):
+        raise RunError(f"{name}={shown(value)} should be True or False")
+    return bool(value)
+
+
 def has_type(value: Any, hint: Any) -> bool:
     """Whether a value is of a field's type, or of that of a TypedDict, which data from a JSON file
     should be: there a tuple of so many values is a list, and what is not there counts as None."""

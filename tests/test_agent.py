@@ -208,6 +208,10 @@ def test_what_no_agent_can_play_is_told_in_one_line():
         (agent.evaluate_in_gymnasium, {"agents": []}, "agents=[] should be a list of the numbers"),
         (agent.evaluate_in_gymnasium, {"agents": 1}, "agents=1 should be a list of the numbers"),
         (agent.act, {"obs": np.zeros((2, 4)), "is_first": [1]}, "(1,); it should have (2,)"),
+        (agent.act, {"obs": np.zeros(4), "greedy": np.ones(2, bool)}, "greedy=array(["),
+        (agent.evaluate, {"greedy": "no"}, "greedy='no' should be True or False"),
+        (agent.evaluate_in_gymnasium, {"greedy": None}, "greedy=None should be True or False"),
+        (agent.record, {"greedy": "no"}, "greedy='no' should be True or False"),
     ):
         with pytest.raises(RunError, match=re.escape(said)):
             play(**wrong)

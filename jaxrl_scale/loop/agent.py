@@ -25,7 +25,7 @@ from jaxrl_scale.loop.make import make_runner
 from jaxrl_scale.loop.programs import with_programs
 from jaxrl_scale.loop.runner import Runner
 from jaxrl_scale.loop.state import Shared, time_of
-from jaxrl_scale.options import given_number, given_path
+from jaxrl_scale.options import given_bool, given_number, given_path
 from jaxrl_scale.parallel import backend
 from jaxrl_scale.parallel.machine import visible_cores
 from jaxrl_scale.records import pieces, provenance
@@ -129,6 +129,7 @@ class Agent:
 
     def _act(self, obs: np.ndarray, greedy: bool, is_first: np.ndarray | None) -> np.ndarray:
         """As `act`, in what the run's algorithm saw and did."""
+        greedy = given_bool("greedy", greedy)
         batch, carry, first, one = self._seen(obs, is_first)
         self._key, key = jax.random.split(self._key)
         with backend.settings_of(self.config):
@@ -178,7 +179,7 @@ class Agent:
           seed: of the episodes of the first agent; each has the one after that of the agent before.
             None: the seeds of the agents, as the run's own evaluations have.
         """
-        episodes = given_number("episodes", episodes)
+        episodes, greedy = given_number("episodes", episodes), given_bool("greedy", greedy)
         config = self.config
         if seed is not None:
             config = config.replace(seed=given_number("seed", seed, 0))
@@ -211,6 +212,7 @@ class Agent:
         import gymnasium
 
         episodes, seed = given_number("episodes", episodes), given_number("seed", seed, 0)
+        greedy = given_bool("greedy", greedy)
         chosen = range(self.config.num_seeds) if agents is None else agents
         if not isinstance(chosen, Sequence | np.ndarray) or len(chosen) == 0:
             raise RunError(f"agents={chosen!r} should be a list of the numbers of agents, or None")
