@@ -38,6 +38,8 @@ def surviving(found: Sequence[Outcome], factor: int) -> list[int]:
     kept = [one.setting for one in ranks[: -(-len(ranks) // factor)] if not one.failed]
     if not kept:
         raise RunError(
-            "an agent of every setting has failed; smaller learning rates may help", NOT_FINITE
+            "an agent of every setting has failed, so that none goes on; smaller learning rates "
+            "may help, or the environment returns NaN",
+            NOT_FINITE,
         )
     return sorted(kept)
