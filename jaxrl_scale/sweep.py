@@ -268,8 +268,7 @@ def _command(argv: list[str]) -> int:
         peers.check_alike(
             prepare.settings(search.base, None) | {k: str(x) for k, x in given.items()}
         )
-        if peers.several or args.perturb_every:
-            backend.initialize(search.base, peers)
+        backend.initialize(search.base, peers)  # before the user's code, which may start JAX
         _check_copies(search.base, args.perturb_every)
         parts = _begin(search, args.task) if peers.leader else []
         if not is_shared(args.run_dir, peers):

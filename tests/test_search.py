@@ -402,6 +402,18 @@ def test_a_sweep_that_goes_on_says_which_modules_have_changed(monkeypatch, tmp_p
         assert capsys.readouterr().out == (f"{told} else\n" if line else "")
 
 
+def test_a_sweep_starts_jax_before_the_code_of_the_user_could(monkeypatch, tmp_path):
+    """Which would start it with one CPU device, as what looks at the modules of a sweep that goes
+    on did."""
+    called = []
+    monkeypatch.setattr(sweep.backend, "initialize", lambda *_: called.append("start"))
+    monkeypatch.setattr(sweep, "_begin", lambda *_: called.append("begin") or [])
+    monkeypatch.setattr(sweep, "_lead", lambda *_: 0)
+    given = ["--config=none", "--algo.gamma=0.9,1", "--wandb=disabled"]
+    assert sweep.main([*given, f"--run_dir={tmp_path}"]) == 0
+    assert called == ["start", "begin"]
+
+
 # --- what is found --------------------------------------------------------------------------
 
 
