@@ -12,6 +12,7 @@ from processes import QUICKLY, SMALL, options, summary, well
 from jaxrl_scale import child_runs, compare
 from jaxrl_scale.config import Config, files
 from jaxrl_scale.envs import scores
+from jaxrl_scale.errors import RunError
 from jaxrl_scale.records import past_run, statistics
 
 ENVS = "CartPole-v1,gymnasium:CartPole-v1"
@@ -105,6 +106,21 @@ def test_seeds_stand_side_by_side_as_agents_of_one_run(tmp_path):
     expected = [[8, np.nan, 6], [16, np.nan, 12], [24, np.nan, 18]]
     assert np.array_equal(together.per_agent("return"), expected, equal_nan=True)
     assert together.column("env_steps").tolist() == [300, 600, 900]  # of three agents
+
+
+def test_seeds_that_lack_rows_are_compared_where_all_have_one(tmp_path):
+    for seed, lost in (("0", "2"), ("1", "3")):
+        write_run(tmp_path / seed, "CartPole-v1", int(seed), 9.0)
+        path = tmp_path / seed / "metrics.jsonl"
+        lines = path.read_text().splitlines(keepends=True)
+        path.write_text("".join(x for x in lines if f'"iteration": {lost}' not in x))
+    together = past_run.side_by_side([past_run.read(tmp_path / x) for x in "01"], tmp_path)
+    assert together.column("iteration").tolist() == [1]
+    assert together.per_agent("return").tolist() == [[9, 9]]
+    assert together.summary["env_steps"] == 600
+    path.write_text("".join(x for x in lines if '"iteration": 2' in x))
+    with pytest.raises(RunError, match="have no rows of the same iteration"):
+        past_run.side_by_side([past_run.read(tmp_path / x) for x in "01"], tmp_path)
 
 
 def test_a_time_that_some_seeds_do_not_have_is_none_of_all(tmp_path):

@@ -153,15 +153,23 @@ def side_by_side(runs: Sequence[PastRun], path: Path) -> PastRun:
     """Runs of one agent each, which ended and differ in their seeds, as one run of all these agents
     would be written to ``path``. Times, speeds and memory are means over the runs.
 
-    A run that failed has no numbers here, as an agent that failed has none.
+    A run that failed has no numbers here, as an agent that failed has none. An iteration of which
+    one of the others has no row, as where its metrics are damaged, has none here.
     """
     failed = [k for k, run in enumerate(runs) if run.summary["failed"]]
     kept = [run for run in runs if not run.summary["failed"]] or runs
-    rows = [_joined(rows, failed, len(runs)) for rows in zip(*(r.rows for r in kept), strict=False)]
+    logged = set.intersection(*({row["iteration"] for row in run.rows} for run in kept))
+    if not logged:
+        raise RunError(
+            f"the runs in {short(path)} have no rows of the same iteration, so that the "
+            "metrics.jsonl of one of them is damaged"
+        )
+    alike = [[row for row in run.rows if row["iteration"] in logged] for run in kept]
+    rows = [_joined(rows, failed, len(runs)) for rows in zip(*alike, strict=False)]
     summaries: list[Any] = [run.summary for run in kept]
     summary: dict[str, Any] = {**summaries[0], "num_seeds": len(runs), "failed": failed}
     summary |= {name: _mean([s.get(name) for s in summaries]) for name in _MEANS}
-    summary["env_steps"] = rows[-1]["env_steps"]
+    summary["env_steps"] = round(len(runs) * (_mean([s.get("env_steps") for s in summaries]) or 0))
     summary["return_100"] = statistics.score([s.get("return_100") for s in summaries])
     centres = {}
     for name, metric in (("evaluation", "eval_return"), ("test", "test_return")):
