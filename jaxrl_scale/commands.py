@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import errno
 import io
 import math
@@ -28,6 +29,7 @@ from jaxrl_scale.errors import (
     nearest,
     one_line,
     printable,
+    say_no_more,
 )
 
 
@@ -90,6 +92,12 @@ def run(
         ctrl_c.tell()
         return STOPPED if isinstance(error, interrupts.Stopped) else INTERRUPTED
     except RuntimeError as error:  # JAX's own, which this file, quick to import, does not know
+        from jaxrl_scale.user_code import describe_callback
+
+        if raised := describe_callback(str(error)):
+            print(printable(f"error: {raised}"), file=sys.stderr)
+            atexit.register(say_no_more)  # JAX shows the error again then, with its traceback
+            return MISTAKE
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         reason = one_line(str(error))[:200]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import signal
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -76,6 +77,14 @@ def printable(text: str) -> str:
     """The text without what a terminal would obey: a name may come from somebody else's run."""
     shown = ("\n", "\t", "\N{NO-BREAK SPACE}", "\N{NARROW NO-BREAK SPACE}")
     return "".join(c if c.isprintable() or c in shown else ascii(c)[1:-1] for c in text)
+
+
+def say_no_more() -> None:
+    """Discard whatever is still written to standard error while the process ends, in threads of
+    JAX's own too."""
+    if sys.stderr is not None:
+        sys.stderr.flush()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def in_words(names: Sequence[str]) -> str:

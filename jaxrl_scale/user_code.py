@@ -15,7 +15,7 @@ import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -132,6 +132,21 @@ def describe(error: BaseException, file: str = "") -> str:
     return f"{place}: {type(error).__name__}" + (f": {one_line(message)}" if message else "")
 
 
+def describe_callback(message: str) -> str | None:
+    """What JAX's message says of an error in a callback of a compiled program, such as
+    `jax.pure_callback` has; None where it is about something else."""
+    _, found, trace = message.partition("error calling callback: Traceback")
+    if not found:
+        return None
+    lines = trace.splitlines()
+    frames = [(k, re.match(r'  File "(.+)", line (\d+)', line)) for k, line in enumerate(lines)]
+    known = [(k, frame[1], int(frame[2])) for k, frame in frames if frame]
+    last = known[-1][0] if known else 0
+    error = " ".join(line for line in lines[last + 1 :] if not line.startswith("    "))
+    place = _last_of_the_user([(file, number) for _, file, number in known])
+    return f"a callback of the compiled program{place}: {one_line(error)[:300]}"
+
+
 def show_arrays(tree: Any) -> str:
     """A tree of abstract arrays in JAX's notation: ``(float32[4], {'time': int32[]})``."""
     if isinstance(tree, jax.ShapeDtypeStruct):
@@ -155,6 +170,11 @@ def _place(error: BaseException, known: str) -> str:
     else:
         frames = traceback.extract_tb(error.__traceback__)
         places = [(frame.filename, frame.lineno) for frame in frames]
+    return _last_of_the_user(places, known)
+
+
+def _last_of_the_user(places: Sequence[tuple[str, int | None]], known: str = "") -> str:
+    """As `_place`, of files and lines in the order in which they ran."""
     of_the_user = [place for place in places if not _is_library(place[0])]
     if not of_the_user:
         return ""

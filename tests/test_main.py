@@ -5,6 +5,7 @@ import importlib
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -114,6 +115,23 @@ def test_memory_that_is_not_enough_is_one_line(capsys):
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: the memory is not enough; ")
     assert "17592186044416 bytes" in line
+
+
+def test_an_error_in_a_callback_of_the_users_ends_with_one_line(tmp_path, capfd, monkeypatch):
+    """Which JAX has logged before, and shows again when the process ends."""
+    monkeypatch.chdir(tmp_path)
+    at_the_end = []
+    monkeypatch.setattr(commands.atexit, "register", at_the_end.append)
+    (tmp_path / "calls.py").write_text("def called(x):\n    raise ValueError(f'no {x}')\n")
+    called = runpy.run_path(str(tmp_path / "calls.py"))["called"]
+
+    def command(argv):
+        jax.jit(lambda x: jax.pure_callback(called, x, x))(jax.numpy.ones(3)).block_until_ready()
+
+    assert commands.run(command, []) == 2
+    said = "error: a callback of the compiled program, calls.py, line 2: ValueError: no [1. 1. 1.]"
+    assert said in capfd.readouterr().err.splitlines()
+    assert at_the_end == [commands.say_no_more]
 
 
 def test_what_the_output_cannot_show_is_escaped():

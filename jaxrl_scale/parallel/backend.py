@@ -20,7 +20,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from jaxrl_scale import NO_LOOP_KERNELS
 from jaxrl_scale.config import Config, check_processes
-from jaxrl_scale.errors import RunError, how_many, one_line
+from jaxrl_scale.errors import RunError, how_many, one_line, say_no_more
 from jaxrl_scale.learning import products
 from jaxrl_scale.options import largest_divisor
 from jaxrl_scale.parallel.machine import (
@@ -237,7 +237,9 @@ def _start_distributed(peers: Peers) -> int:
     if jax.distributed.is_initialized():  # for an earlier run of the same processes
         return fewest
     if seen:
-        atexit.register(_say_no_more)
+        # With GPUs JAX's C++ log says while the process ends that the other processes are not heard
+        # any more (jaxlib 0.11.2), which is as it should be.
+        atexit.register(say_no_more)
     else:
         schedule_as_batch()  # XLA's and gloo's threads, which start with the backend
         _cache_for_all_processes()
@@ -255,15 +257,6 @@ def _start_distributed(peers: Peers) -> int:
         shutdown_timeout_seconds=30,
     )
     return fewest
-
-
-def _say_no_more() -> None:
-    """Discard whatever is still written to standard error while the process ends. With GPUs JAX's
-    C++ log says there that the other processes are not heard any more (jaxlib 0.11.2), which is as
-    it should be; it says so until the last moment, in threads of its own."""
-    if sys.stderr is not None:
-        sys.stderr.flush()
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def _cache_for_all_processes() -> None:
