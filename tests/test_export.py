@@ -485,6 +485,32 @@ def test_integers_are_computed_as_by_jax(form, name, dtype, tmp_path):
         np.testing.assert_array_equal(action, wanted)
 
 
+OF_BOOLS = {
+    "allowed": lambda x: x[:, 2:] >= x[:, 2:].max(-1, keepdims=True),
+    "least": lambda x: x.min(-1),
+    "largest of two": lambda x: jnp.maximum(x[:, :2], x[:, 2:]) < x[:, :2],
+    "index": lambda x: x.argmax(1).astype(jnp.int32),
+}
+
+
+@pytest.mark.parametrize("name", OF_BOOLS)
+@pytest.mark.parametrize("form", ["numpy", "onnx"])
+def test_bools_are_compared_as_by_jax(form, name, tmp_path):
+    """As a mask of bools is, for which ONNX has no words."""
+    obs = np.random.default_rng(0).random((50, 4)) < 0.5
+    function = OF_BOOLS[name]
+    found = listed(function, bool)
+    made = {"policy.npz": arrays_file(found.weights)}
+    made["policy.py"] = numpy_text.write(found, "A policy.").encode()
+    if form == "onnx":
+        pytest.importorskip("onnx")
+        made["policy.onnx"] = onnx_graph.write(found, "A policy.")
+    call = caller(form, Exported(None, made, module_of(made, tmp_path / "policy")))
+    action, wanted = call(obs=obs)["action"], np.asarray(function(jnp.asarray(obs)))
+    assert action.dtype == wanted.dtype
+    np.testing.assert_array_equal(action, wanted)
+
+
 class Counting(NamedTuple):
     """An algorithm whose memory is of any shape."""
 

@@ -76,6 +76,8 @@ _NAMES = {
 """Operations that ONNX has under another name."""
 _OF_BITS = {"and": "BitwiseAnd", "or": "BitwiseOr", "not": "BitwiseNot"}
 """Those of integers, where it has two."""
+_OF_NUMBERS = ("max", "min", "ge", "gt", "le", "lt", "reduce_max", "reduce_min", "argmax")
+"""Those that it does not have of bools, which become integers for them."""
 
 
 class _Graph:
@@ -114,11 +116,15 @@ class _Graph:
     def write(self, op: Operation) -> None:
         """Add the nodes of one operation."""
         inputs = [self.name(x) for x in op.inputs]
+        if of_bools := op.kind in _OF_NUMBERS and op.inputs[0].dtype == bool:
+            inputs = [self.cast(x, np.dtype(np.int32)) for x in inputs]
         names = _NAMES | _OF_BITS if op.output.whole else _NAMES
         if op.kind in names:
             made = self.node(names[op.kind], inputs)
         else:
             made = getattr(self, f"_{op.kind}")(op, *inputs)
+        if of_bools:
+            made = self.cast(made, op.output.dtype)
         self._names[op.output] = made
 
     # --- operations that are no single node of the same inputs -----------------------------------
