@@ -47,7 +47,6 @@ from jaxrl_scale.loop.make import check_fit
 from jaxrl_scale.parallel.peers import Peers
 from jaxrl_scale.records import past_run, statistics
 from jaxrl_scale.records.past_run import PastRun, finished, last_error
-from jaxrl_scale.records.rows import read_rows
 from jaxrl_scale.records.run_directory import (
     as_stored,
     holds_run,
@@ -125,7 +124,7 @@ def read(folder: Path) -> list[Drawn]:
     """The seeds of each environment and config as one run, of those that have come to their end.
     Configs differ in colour, environments in lines."""
     groups: dict[Path, list[PastRun]] = {}
-    for path in filter(_has_results, _runs(folder)):
+    for path in (path for path in _runs(folder) if not _lacking(path)):
         groups.setdefault(path.parent, []).append(past_run.read(path))
     if not groups:
         raise RunError(f"no run of {short(folder)} has come to its end")
@@ -143,9 +142,9 @@ def read(folder: Path) -> list[Drawn]:
 
 def left_out(folder: Path) -> str:
     """A sentence about the runs that `read` has left out; empty where there are none."""
-    left = [path for path in _runs(folder) if not _has_results(path)]
-    told = ", ".join(f"{path.relative_to(folder)} ({_how_far(path)})" for path in left)
-    return f"Left out is what did not come to its end: {told}." if told else ""
+    why = {path.relative_to(folder): _lacking(path) for path in _runs(folder)}
+    told = ", ".join(f"{path} ({lacking})" for path, lacking in why.items() if lacking)
+    return f"Left out is what has no results: {told}." if told else ""
 
 
 def _other_parameters(shown: Sequence[Drawn]) -> str:
@@ -162,18 +161,17 @@ def _runs(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("*/*/seed*") if path.is_dir())
 
 
-def _has_results(run: Path) -> bool:
-    return finished(run) and bool(read_rows(run / "metrics.jsonl"))
-
-
-def _how_far(run: Path) -> str:
-    """How far a run has come; of one that did not begin, or is damaged, why."""
+def _lacking(run: Path) -> str:
+    """Why a run has no results: how far it has come, or what is damaged; empty where it has."""
     if not holds_run(run):
         return last_error(run)
     try:
-        return past_run.read_any(run).status
+        found = past_run.read_any(run)
     except RunError as error:
         return str(error)
+    if not finished(run):
+        return found.status
+    return "" if found.rows else f"{found.status}, without metrics"
 
 
 def tables(shown: Sequence[Drawn]) -> list[Table]:
@@ -392,7 +390,7 @@ def _command(argv: list[str]) -> int:
     with interrupts.stoppable():
         for k, task in enumerate(tasks, 1):
             train(task, f"[{k}/{len(tasks)}] ")
-            unfinished += not finished(task.run)
+            unfinished += bool(_lacking(task.run))
     write_results(args.run_dir)
     return child_runs.status_of_all(unfinished)
 

@@ -209,18 +209,24 @@ def test_a_run_that_did_not_end_well_is_told_and_the_others_are_compared(
     (folder / "seed2").mkdir()
     (folder / "seed2" / "process0.log").write_text("error: no room\n")
     write_run(folder / "seed3", "CartPole-v1", 3, 10.0, status="failed", rows=0)
-    tasks = [compare.Task(folder / f"seed{k}", []) for k in (0, 1)]
+    write_run(folder / "seed4", "CartPole-v1", 4, 10.0, rows=0)
+    write_run(folder / "seed5", "CartPole-v1", 5, 10.0)
+    damaged = folder / "seed5" / "metrics.jsonl"
+    damaged.write_text(damaged.read_text().replace('"loss"', "loss", 1))
+    tasks = [compare.Task(folder / f"seed{k}", []) for k in (0, 1, 4)]
     monkeypatch.setattr(compare, "plan", lambda *_: tasks)
     monkeypatch.setattr(compare, "train", lambda *_: 3)
     assert compare.main(list(map(str, command(tmp_path)))) == 1
-    said = "error: 1 run did not end well; the same command tries again\n"
+    said = "error: 2 runs did not end well; the same command tries again\n"
     assert capsys.readouterr().err == said
     table = (tmp_path / "compared" / "compare.md").read_text()
     assert "| CartPole-v1/quick | CartPole-v1 | A2C | 1 (seed 0) |" in table
     left_out = (
-        "\n\nLeft out is what did not come to its end: CartPole-v1/quick/seed1 (stopped: iteration "
-        "3 of 123), CartPole-v1/quick/seed2 (no room), CartPole-v1/quick/seed3 (failed: iteration "
-        "0 of 123).\n"
+        "\n\nLeft out is what has no results: CartPole-v1/quick/seed1 (stopped: iteration 3 of "
+        "123), CartPole-v1/quick/seed2 (no room), CartPole-v1/quick/seed3 (failed: iteration 0 of "
+        "123, without metrics), CartPole-v1/quick/seed4 (done: iteration 0 of 123, without "
+        "metrics), CartPole-v1/quick/seed5 (compared/CartPole-v1/quick/seed5/metrics.jsonl, line 1 "
+        "is damaged).\n"
     )
     assert table.endswith(left_out)
     page = (tmp_path / "compared" / "compare.html").read_text()
