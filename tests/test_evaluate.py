@@ -378,6 +378,17 @@ def test_what_is_no_array_of_numbers_is_no_observation(agent):
             agent.act(wrong)
 
 
+def test_numbers_that_bytes_cannot_hold_are_no_observation():
+    """As those of an image that was scaled to be between 0 and 1, of which NumPy makes zeros."""
+    agent = untrained(env="probes:Pixels", env_kwargs={"edge": 6, "channels": 1})
+    image = np.full((6, 6, 1), 200)
+    assert agent.act(image.astype(np.float32)) == agent.act(image)
+    for wrong in (0.5, 300, -1, np.nan):
+        said = f"this is no observation of Pixels: its numbers are uint8, and {wrong} is none"
+        with pytest.raises(RunError, match=re.escape(said)):
+            agent.act(np.full((6, 6, 1), wrong))
+
+
 def test_an_agent_that_the_run_does_not_have_cannot_be_loaded(run):
     with pytest.raises(RunError, match="agent=1: the run has one agent, 0"):
         load(run, agent=1)

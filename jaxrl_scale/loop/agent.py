@@ -146,9 +146,16 @@ class Agent:
         them open an episode, ``[B]``, and whether it is one observation alone."""
         spec = self.env.spec
         try:
-            obs = np.asarray(obs, spec.observation_dtype)
+            given = np.asarray(obs)
+            with np.errstate(invalid="ignore"):  # NaN is no whole number, as is told below
+                obs = given.astype(spec.observation_dtype, copy=False)
         except (TypeError, ValueError, OverflowError) as error:
             raise RunError(f"this is no observation of {spec.id}: {error}") from None
+        if obs.dtype.kind != "f" and (unlike := obs != given).any():
+            raise RunError(
+                f"this is no observation of {spec.id}: its numbers are {obs.dtype}, and "
+                f"{given[unlike][0]} is none"
+            )
         one = obs.ndim == len(spec.observation_shape)
         batch = obs[None] if one else obs
         if batch.shape[1:] != spec.observation_shape or not len(batch):
