@@ -386,11 +386,11 @@ def _command(argv: list[str]) -> int:
             )
         with interrupts.stoppable():
             return train(tasks[args.task])
-    unfinished = 0
     with interrupts.stoppable():
         for k, task in enumerate(tasks, 1):
             train(task, f"[{k}/{len(tasks)}] ")
-            unfinished += bool(_lacking(task.run))
+    # Another process may meanwhile have trained what was in use when it came to its turn here.
+    unfinished = sum(bool(_lacking(task.run)) for task in tasks)
     write_results(args.run_dir)
     return child_runs.status_of_all(unfinished)
 

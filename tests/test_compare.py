@@ -233,6 +233,20 @@ def test_a_run_that_did_not_end_well_is_told_and_the_others_are_compared(
     assert f"<p>{left_out.strip()}</p>" in page
 
 
+def test_a_run_that_another_comparison_trains_meanwhile_has_ended_well(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    runs = [tmp_path / "compared/CartPole-v1/quick" / f"seed{seed}" for seed in (0, 1)]
+    monkeypatch.setattr(compare, "plan", lambda *_: [compare.Task(run, []) for run in runs])
+
+    def train(task, before):  # the first is in use when it has its turn
+        for seed, run in enumerate(runs if task.run == runs[1] else ()):
+            write_run(run, "CartPole-v1", seed, 10.0)
+
+    monkeypatch.setattr(compare, "train", train)
+    monkeypatch.setattr(compare, "write_results", lambda folder: None)
+    assert compare.main(list(map(str, command(tmp_path)))) == 0
+
+
 # --- mistakes -------------------------------------------------------------------------------
 
 
