@@ -298,7 +298,10 @@ def test_the_agents_that_are_said_to_fit_into_the_memory_do_so(monkeypatch, devi
         runner = make_runner(several, envs.make(several.env), placement)
     runner.check_memory()
     free = free // 2
-    with pytest.raises(RunError, match="the state of this run takes"):
+    with pytest.raises(RunError, match=r"state of this run takes .* with [45]\d% of the net"):
+        runner.check_memory()
+    free = 1000
+    with pytest.raises(RunError, match=r"; a hundredth of the network's param.* would not fit"):
         runner.check_memory()
 
 

@@ -94,11 +94,16 @@ def check_memory(state: Any, devices: tuple[jax.Device, ...]) -> None:
         "the steps that the algorithm stores": num_bytes(state.local.algo),
         "the network's parameters": num_bytes(state.shared),
     }
+    largest, fitting = max(sizes, key=lambda name: sizes[name]), 100 * free // (needed * times)
     raise RunError(
         f"the state of this run takes {decimal(needed)}"
         + (", and as much again while it is saved" if times == 2 else "")
-        + f", but {decimal(free)} of memory is free; with {free / needed / times:.0%} of "
-        f"{max(sizes, key=lambda name: sizes[name])} it would fit"
+        + f", but {decimal(free)} of memory is free; "
+        + (
+            f"with {fitting}% of {largest} it would fit"
+            if fitting
+            else f"a hundredth of {largest} would not fit either"
+        )
     )
 
 
