@@ -3,8 +3,8 @@
 The command trains every config in every environment with every seed, each run in a process and in
 a run directory of its own, ``FOLDER/ENVIRONMENT/CONFIG/seedK``. It writes ``compare.html`` with its
 plots, ``compare.md`` and ``compare.json``. All numbers are read from the run directories, so
-``--analyse`` needs nothing else. Page and ``compare.md`` name the runs that did not come to their
-end, which are in no table.
+``--analyse`` needs nothing else. Page and ``compare.md`` name the runs that have no results, which
+are in no table.
 
 Returns and normalized scores are those of the final evaluation: interquartile means over seeds,
 with 95 % bootstrap intervals. Its actions are greedy, or sampled where a config or
