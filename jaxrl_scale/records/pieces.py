@@ -102,8 +102,9 @@ def check_fits(path: Path, descriptions: dict[str, Any], target: PyTree) -> None
     for name in [*here, *there]:
         if here.get(name) != there.get(name):
             raise RunError(
-                f"checkpoint {path} is of another config: {name} is "
-                f"{there.get(name, 'missing')} in it and {here.get(name, 'missing')} in this run"
+                f"checkpoint {path} is of another config, or code of your own has changed since: "
+                f"{name} is {there.get(name, 'missing')} in it and "
+                f"{here.get(name, 'missing')} in this run"
             )
 
 
