@@ -386,3 +386,13 @@ def test_a_told_mask_of_another_size_is_an_error_and_an_image_has_none(cards):
         envs.make("gymnasium:Misinformed-v0")
     spec = envs.make("gymnasium:Painted-v0").spec
     assert (spec.observation_shape, spec.action_mask) == ((8, 8, 3), False)
+
+
+def test_taxis_mask_in_its_info_is_heeded():
+    env = envs.make("gymnasium:Taxi-v4")
+    with closing(env.simulate(np.arange(3), 1)) as games, closing(env.make()) as taxi:
+        for k, obs in enumerate(games.reset()):
+            place, mask = np.flatnonzero(obs[:500]), obs[500:]
+            told = taxi.reset(seed=k)[0]
+            assert (place, 0 < mask.sum() < 6) == (told["observation"], True)
+            np.testing.assert_array_equal(mask, taxi.unwrapped.action_mask(place[0]))
