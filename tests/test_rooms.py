@@ -18,7 +18,8 @@ FLOORS = (
     {"config"},
     {"algos"},
     {"learning", "envs"},
-    {"commands", "options", "user_code"},
+    {"commands"},
+    {"options", "user_code"},
     {"interrupts"},
     {"errors", "types"},
 )
