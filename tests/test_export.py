@@ -458,6 +458,16 @@ def listed(function, dtype):
     )
 
 
+def written(form, found, folder):
+    """What calls a listed program in one of its forms: see `caller`."""
+    made = {"policy.npz": arrays_file(found.weights)}
+    made["policy.py"] = numpy_text.write(found, "A policy.").encode()
+    if form == "onnx":
+        pytest.importorskip("onnx")
+        made["policy.onnx"] = onnx_graph.write(found, "A policy.")
+    return caller(form, Exported(None, made, module_of(made, folder / "policy")))
+
+
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "int32"])
 @pytest.mark.parametrize("name", OF_INTEGERS)
 @pytest.mark.parametrize("form", ["numpy", "onnx"])
@@ -467,16 +477,12 @@ def test_integers_are_computed_as_by_jax(form, name, dtype, tmp_path):
     obs = np.random.default_rng(0).integers(known.min, known.max + 1, (500, 4), dtype)
     function = OF_INTEGERS[name]
     found = listed(function, dtype)
-    made = {"policy.npz": arrays_file(found.weights)}
-    made["policy.py"] = numpy_text.write(found, "A policy.").encode()
-    if form == "onnx":
+    if form == "onnx" and (name, dtype) in NOT_IN_ONNX:
         pytest.importorskip("onnx")
-        if (name, dtype) in NOT_IN_ONNX:
-            with pytest.raises(program.NotListed, match=f"ONNX's (Neg|MatMul) takes no {dtype}"):
-                onnx_graph.write(found, "A policy.")
-            return
-        made["policy.onnx"] = onnx_graph.write(found, "A policy.")
-    call = caller(form, Exported(None, made, module_of(made, tmp_path / "policy")))
+        with pytest.raises(program.NotListed, match=f"ONNX's (Neg|MatMul) takes no {dtype}"):
+            onnx_graph.write(found, "A policy.")
+        return
+    call = written(form, found, tmp_path)
     action, wanted = call(obs=obs)["action"], np.asarray(function(jnp.asarray(obs)))
     assert action.dtype == wanted.dtype
     if wanted.dtype == np.float32:
@@ -500,12 +506,7 @@ def test_bools_are_compared_as_by_jax(form, name, tmp_path):
     obs = np.random.default_rng(0).random((50, 4)) < 0.5
     function = OF_BOOLS[name]
     found = listed(function, bool)
-    made = {"policy.npz": arrays_file(found.weights)}
-    made["policy.py"] = numpy_text.write(found, "A policy.").encode()
-    if form == "onnx":
-        pytest.importorskip("onnx")
-        made["policy.onnx"] = onnx_graph.write(found, "A policy.")
-    call = caller(form, Exported(None, made, module_of(made, tmp_path / "policy")))
+    call = written(form, found, tmp_path)
     action, wanted = call(obs=obs)["action"], np.asarray(function(jnp.asarray(obs)))
     assert action.dtype == wanted.dtype
     np.testing.assert_array_equal(action, wanted)
