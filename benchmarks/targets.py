@@ -33,7 +33,7 @@ TARGETS = {
     "a2c_acrobot": Target(64, -90.0, -90.0, failures=1),
     "a2c_mountain_car": Target(32, -120.0, -130.0),
     "a2c_lunar_lander": Target(8, 235.0, 200.0, minutes=40),
-    "impala_cartpole": Target(64, 495.0, 490.0),
+    "impala_cartpole": Target(64, 495.0, 490.0, failures=1),  # on an Intel Xeon; none on AMD's
     "impala_acrobot": Target(64, -90.0, -90.0),
     "impala_mountain_car": Target(16, -120.0, -130.0),
     "impala_lunar_lander": Target(8, 255.0, 200.0, minutes=15),
