@@ -77,8 +77,7 @@ class Agent:
           is_first: ``[B]`` bool, or one bool for one observation: whether it opens an episode. It
             matters to recurrent policies only, which forget there.
         """
-        env: Any = self.env
-        if env.spec.id.startswith("gymnasium:"):
+        if (env := self._of_gymnasium) is not None:
             taken: np.ndarray = env.taken(self._act(env.seen(obs), greedy, is_first))
             return taken
         return self._act(obs, greedy, is_first)
@@ -106,13 +105,17 @@ class Agent:
         Args:
           obs, is_first: as for `act`.
         """
-        env: Any = self.env
-        if env.spec.id.startswith("gymnasium:"):
+        if (env := self._of_gymnasium) is not None:
             obs = env.seen(obs)
         batch, carry, first, one = self._seen(obs, is_first)
         with backend.settings_of(self.config):
             said = self._compiled_outputs(self._own(self.actor), carry, batch, first)
         return {name: np.asarray(x)[0] if one else np.asarray(x) for name, x in said.items()}
+
+    @property
+    def _of_gymnasium(self) -> Any:
+        """The environment, if it is one of Gymnasium's (``gymnasium:NAME``); else None."""
+        return self.env if self.env.spec.id.startswith("gymnasium:") else None
 
     @cached_property
     def _compiled_outputs(self) -> Callable[..., dict[str, Array]]:
@@ -250,8 +253,7 @@ class Agent:
         name, ours = self.env.spec.gymnasium_id, self.env.spec.solver_kwargs
         if name is None:
             raise RunError(f"{self.env.spec.id} has no counterpart in Gymnasium")
-        env: Any = self.env
-        if env.spec.id.startswith("gymnasium:"):
+        if (env := self._of_gymnasium) is not None:
             return env.make()
         kwargs = {key: x for key, x in self.config.env_kwargs.items() if key not in ours}
         try:
