@@ -89,7 +89,7 @@ def test_the_loss_equals_its_slow_twin(correction):
         entropy_coef=ENTROPY,
         value_coef=VALUE,
     )
-    loss = functools.partial(impala.loss, network, options)
+    loss = functools.partial(impala.loss, networks.without_memory(network), options)
     total, sums = jax.jit(loss)(params, rollout)
     assert 0 < expected["clip_fraction"] < expected["count"] < rollout.valid.size
     assert float(total) == pytest.approx(expected["loss"], rel=1e-4)
@@ -111,7 +111,7 @@ def test_a_network_may_forbid_all_actions_where_it_sees_nothing():
     params = random_parameters(network)
     plain, forbidding = (
         jax.jit(jax.grad(functools.partial(impala.loss, each, impala.Config()), has_aux=True))
-        for each in (network, network._replace(apply=apply))
+        for each in map(networks.without_memory, (network, network._replace(apply=apply)))
     )
     jax.tree.map(
         lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5),

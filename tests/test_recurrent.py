@@ -1,4 +1,4 @@
-"""PPO with a memory: against a slow NumPy twin, its resets, its sequences, its exactness."""
+"""Policies with a memory: against a slow NumPy twin, their resets, their sequences, their bits."""
 
 import dataclasses
 import functools
@@ -11,11 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 import probes
 import pytest
+import test_a2c
+import test_impala
+from learners import GAMMA, rollout_of
 from processes import REPOSITORY
 from running import differing, first_shared, run, runner_of, small, steps, time_at
 from test_ppo import CLIP, ENTROPY, VALUE, actions_of, of_each_space, twin_loss
 
-from jaxrl_scale.algos import ppo
+from jaxrl_scale.algos import a2c, dqn, impala, ppo
 from jaxrl_scale.config import Config, check
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.learning import networks
@@ -100,10 +103,80 @@ def test_the_loss_of_sequences_equals_its_slow_twin(space):
         assert float(sums[name]) == pytest.approx(number, rel=1e-4), name
 
 
+def with_memory(rollout, rng):
+    """The rollout ``[T, B]`` with episodes that begin here and there, and a memory before it."""
+    _, B = rollout.valid.shape
+    is_first = rng.random(rollout.is_first.shape) < 0.2
+    carry = rng.normal(size=(1, B, 8)).astype(np.float32)
+    return rollout._replace(is_first=is_first, carry=carry)
+
+
+def unrolled(params, batch):
+    """`twin_unroll` of every environment: ``policy [T, B, size]`` and ``value [T, B]``."""
+    carry, B = batch.carry[0], batch.obs.shape[1]
+    each = [twin_unroll(params, carry[i], batch.obs[:, i], batch.is_first[:, i]) for i in range(B)]
+    return np.stack([x[1] for x in each], 1), np.stack([x[2] for x in each], 1)
+
+
+def assert_sums(found, expected):
+    total, sums = found
+    assert float(total) == pytest.approx(expected["loss"], rel=1e-4)
+    assert set(sums) == set(expected)
+    for name, number in expected.items():
+        assert float(sums[name]) == pytest.approx(number, rel=1e-4), name
+
+
+def test_the_loss_of_a2c_with_a_memory_equals_its_slow_twin():
+    rng = np.random.default_rng(5)
+    network, params = random_network(rng, spec=EnvSpec("twin", (4,), Discrete(3)))
+    rollout = with_memory(jax.tree.map(lambda x: x[0], rollout_of(5, S=1, T=12, B=5)), rng)
+    batch = a2c.Samples(
+        carry=rollout.carry,
+        obs=rollout.obs[:-1],
+        is_first=rollout.is_first[:-1],
+        action=rollout.action,
+        advantage=rng.normal(size=(12, 5)).astype(np.float32),
+        target=rollout.reward,
+        valid=rollout.valid,
+    )
+    options = a2c.Config(entropy_coef=test_a2c.ENTROPY, value_coef=test_a2c.VALUE)
+    expected = test_a2c.twin_loss(*unrolled(params, batch), batch, Discrete(3))
+    assert_sums(jax.jit(functools.partial(a2c.loss, network, options))(params, batch), expected)
+
+
+def test_the_loss_of_impala_with_a_memory_equals_its_slow_twin():
+    rng = np.random.default_rng(6)
+    network, params = random_network(rng, spec=EnvSpec("twin", (4,), Discrete(3)))
+    acted = test_impala.acted_rollout(6, S=1, T=12, B=5)
+    batch = with_memory(jax.tree.map(lambda x: x[0], acted), rng)
+    expected = test_impala.twin_loss(*unrolled(params, batch), batch, "vtrace", 1.0, 1.0)
+    options = impala.Config(
+        gamma=GAMMA, entropy_coef=test_impala.ENTROPY, value_coef=test_impala.VALUE
+    )
+    assert_sums(jax.jit(functools.partial(impala.loss, network, options))(params, batch), expected)
+
+
 # --- an episode's memory ends with it -------------------------------------------------------
 
 
-def two_episodes(rng):
+def options_of(module, **own):
+    """An algorithm's options with a memory; IMPALA's actors are not behind."""
+    if module is impala:
+        own = {"lag": 0} | own
+    return module.Config(recurrent=True, **own)
+
+
+def extras_of(module, log_prob, value):
+    """What the algorithm's ``act`` returns beside the action."""
+    return {ppo: (log_prob, value), a2c: value, impala: log_prob}[module]
+
+
+each_algorithm = pytest.mark.parametrize(
+    "module", [ppo, a2c, impala], ids=lambda module: module.Config.name
+)
+
+
+def two_episodes(rng, module=ppo):
     """Two episodes of four and five observations as rollouts ``[S=1, T, B]``: one behind the
     other in one environment, and each in its own."""
     first, second = rng.normal(size=(4, 5)), rng.normal(size=(5, 5))
@@ -126,7 +199,9 @@ def two_episodes(rng):
             truncated=np.zeros((1, *shape), bool),
             valid=stepwise(np.arange(8) != 3),
             carry=np.asarray(carry, np.float32)[None],
-            extras=(stepwise(names["extras"] / 9 - 1.1).astype(np.float32), unused),
+            extras=extras_of(
+                module, stepwise(names["extras"] / 9 - 1.1).astype(np.float32), unused
+            ),
         )
 
     together = rollout(
@@ -145,23 +220,24 @@ def two_episodes(rng):
 
 
 @functools.cache
-def program(T, B, exact):
+def program(module, T, B, exact):
     """A compiled update, and the state before the first."""
+    own = {} if module is a2c else {"minibatch_size": T * B, "epochs": 2}
     config = Config(
         num_envs=B,
         num_shards=1,
         rollout_length=T,
         hidden_sizes=(16,),
-        algo=ppo.Config(recurrent=True, minibatch_size=T * B, epochs=2),
+        algo=options_of(module, **own),
     )
     check(config)
-    algo = ppo.make(config, SPEC, local_pool(1, exact))
+    algo = module.make(config, SPEC, local_pool(1, exact))
     return jax.jit(algo.update), first_shared(algo, config)
 
 
-def updated(rollout, exact=True):
+def updated(rollout, exact=True, module=ppo):
     _, T, B = rollout.valid.shape
-    update, shared = program(T, B, exact)
+    update, shared = program(module, T, B, exact)
     return update(shared, jnp.zeros((1, B)), rollout, jax.random.key(1), time_at(0))
 
 
@@ -170,36 +246,38 @@ def assert_near(one, other):
 
 
 @pytest.mark.quickly
-def test_two_episodes_in_one_rollout_teach_what_they_teach_apart():
-    together, apart = two_episodes(np.random.default_rng(1))
-    one, _, metrics = updated(together)
-    other, _, other_metrics = updated(apart)
+@each_algorithm
+def test_two_episodes_in_one_rollout_teach_what_they_teach_apart(module):
+    together, apart = two_episodes(np.random.default_rng(1), module)
+    one, _, metrics = updated(together, module=module)
+    other, _, other_metrics = updated(apart, module=module)
     assert_near((one.params, metrics), (other.params, other_metrics))
     # What a reset step holds teaches nothing.
     spoiled = apart._replace(
         reward=np.where(apart.valid, apart.reward, 1e3),
-        extras=(np.where(apart.valid, apart.extras[0], -9.0), apart.extras[1]),
+        extras=jax.tree.map(lambda x: np.where(apart.valid, x, -9.0), apart.extras),
         action=np.where(apart.valid, apart.action, (apart.action + 1) % 3),
     )
-    assert differing(other.params, updated(spoiled)[0].params) == []
+    assert differing(other.params, updated(spoiled, module=module)[0].params) == []
     # One big batch does the same within rounding.
-    assert_near(other.params, updated(apart, exact=False)[0].params)
+    assert_near(other.params, updated(apart, exact=False, module=module)[0].params)
 
 
 @pytest.mark.quickly
-def test_acting_empties_the_memory_where_an_episode_begins():
+@each_algorithm
+def test_acting_empties_the_memory_where_an_episode_begins(module):
     rng = np.random.default_rng(3)
     _, params = random_network(rng, (6, 16))
-    config = Config(hidden_sizes=(6, 16), algo=ppo.Config(recurrent=True))
-    algo = ppo.make(config, SPEC, local_pool(8))
-    actor = algo.actor(first_shared(algo, config), time_at(0))._replace(params=params)
+    config = Config(hidden_sizes=(6, 16), algo=options_of(module))
+    algo = module.make(config, SPEC, local_pool(8))
+    actor = algo.actor(first_shared(algo, config)._replace(params=params), time_at(0))
     obs = rng.normal(size=(6, 2, 5)).astype(np.float32)
     is_first = np.asarray([[0, 1], [0, 0], [1, 0], [0, 0], [0, 1], [0, 0]], bool)
     start = rng.normal(size=(2, 16)).astype(np.float32)
     carry = played = jnp.asarray(start)
     for t in range(6):
         key = jax.random.key(t)
-        action, carry, (log_prob, value) = algo.act(actor, None, carry, obs[t], is_first[t], key)
+        action, carry, extras = algo.act(actor, None, carry, obs[t], is_first[t], key)
         sampled, played, _ = algo.act(actor, None, played, obs[t], is_first[t], key, False)
         np.testing.assert_array_equal(action, sampled)
         greedy, *_ = algo.act(actor, None, played, obs[t], is_first[t], key, True)
@@ -209,8 +287,8 @@ def test_acting_empties_the_memory_where_an_episode_begins():
             )
             np.testing.assert_allclose(carry[i], remembered, atol=1e-5)
             p = np.exp(policy[-1]) / np.exp(policy[-1]).sum()
-            assert float(log_prob[i]) == pytest.approx(np.log(p[action[i]]), abs=1e-5)
-            assert float(value[i]) == pytest.approx(values[-1], abs=1e-5)
+            expected = extras_of(module, np.log(p[action[i]]), values[-1])
+            assert_near(jax.tree.map(lambda x, i=i: x[i], extras), expected)
     assert greedy.shape == (2,)
     assert (algo.init_carry(3) == 0).all()
 
@@ -287,6 +365,24 @@ def test_a_run_is_the_same_on_any_number_of_devices_and_in_a_population(remember
     config = runner.config.replace(devices=8, num_seeds=2)
     other, _ = run(config, probes.MemoryOfParts())
     assert differing(final, jax.tree.map(lambda x: x[:1], other)) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "own"),
+    [(a2c, {}), (impala, {"minibatch_size": 288, "epochs": 2, "normalize_observations": True})],
+    ids=["a2c", "impala"],
+)
+def test_a2c_and_impala_learn_what_needs_a_memory_and_have_the_bits_of_any_devices(module, own):
+    """IMPALA's actors are an iteration behind; so is the memory that their next rollout begins
+    with."""
+    algo = module.Config(
+        recurrent=True, learning_rate=1e-2, gamma=0.9, lr_schedule="constant", **own
+    )
+    config = recurrent(iterations=60, devices=1).replace(algo=algo)
+    one, history = run(config, probes.Memory())
+    assert mean_return(history[-20:]) > 0.9
+    many, _ = run(config.replace(devices=8, num_seeds=2), probes.Memory())
+    assert differing(one, jax.tree.map(lambda x: x[:1], many)) == []
 
 
 def test_a_checkpoint_goes_on_as_if_nothing_had_happened(remembering, tmp_path):
@@ -425,7 +521,7 @@ def test_a_memory_of_ones_own_is_carried_and_emptied_step_by_step(remember):
         (
             "LSTM",
             {"recurrent": False},
-            "has a memory, which only algo ppo takes; give --algo=ppo --",
+            "has a memory; give --algo.recurrent=true$",
         ),
         (
             "Unbatched",
@@ -446,3 +542,10 @@ def test_what_a_memory_of_ones_own_lacks_is_said(remember, network, algo, said):
     config = Config(network=f"remember:{network}", algo=options)
     with pytest.raises(RunError, match=f"^network 'remember:{network}'.*{said}"):
         ppo.make(config, SPEC, local_pool(8))
+
+
+def test_which_algorithms_take_a_memory_is_said(remember):
+    config = Config(network="remember:LSTM", algo=dqn.Config())
+    said = "has a memory, which ppo, a2c and impala take; give --algo=ppo --algo.recurrent=true$"
+    with pytest.raises(RunError, match=said):
+        dqn.make(config, SPEC, local_pool(8))

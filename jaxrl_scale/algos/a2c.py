@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
@@ -28,6 +29,7 @@ class Config:
 
     name: ClassVar[str] = "a2c"
 
+    recurrent: bool = common.recurrent()
     learning_rate: float = common.learning_rate(1e-3)
     lr_schedule: optim.Schedule = common.lr_schedule()
     gamma: float = common.gamma()
@@ -50,7 +52,9 @@ class Config:
 class Samples(NamedTuple):
     """What the loss reads of every step, ``[T, B, ...]``."""
 
+    carry: PyTree  # [1, B, ...] before the first step; () without a memory
     obs: Array
+    is_first: Array
     action: Array
     advantage: Array
     target: Array
@@ -58,11 +62,12 @@ class Samples(NamedTuple):
 
 
 def loss(
-    network: networks.Network, options: Config, params: PyTree, batch: Samples
+    network: networks.RecurrentNetwork, options: Config, params: PyTree, batch: Samples
 ) -> tuple[Array, Metrics]:
     """The loss and its parts, as *sums* over the valid samples (section 4 and algorithm S3 of
     the paper). Divide by ``count`` for the mean."""
-    policy, value = network.apply(params, batch.obs)
+    carry = jax.tree.map(lambda x: x[0], batch.carry)
+    _, (policy, value) = network.apply(params, carry, batch.obs, batch.is_first)
     parts = {
         "policy_loss": -network.policy.log_prob(policy, batch.action) * batch.advantage,
         "value_loss": 0.5 * jnp.square(value - batch.target),
@@ -76,7 +81,7 @@ def loss(
 
 def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
     """A2C for one environment, on whatever shards ``pool`` stands for."""
-    network = networks.make(config, spec)
+    network = networks.make_policy(config, spec, recurrent=config.algo.recurrent)
 
     def act(
         actor: networks.Weights,
@@ -87,7 +92,7 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         key: Key,
         greedy: bool = False,
     ) -> tuple[Array, PyTree, Array]:
-        policy, value = network.apply(actor.params, normalize.apply(actor.observation, obs))
+        carry, (policy, value) = networks.one_step(network, actor, carry, obs, is_first)
         return network.policy.choose(key, policy, greedy), carry, value
 
     def shard_samples(shared: Shared, rollout: Rollout) -> Samples:
@@ -95,9 +100,17 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         options, weights = shared.options, networks.Weights(shared.params, shared.observation)
         value = networks.values(network, weights, rollout, rollout.extras)
         advantage = returns.gae(value, rollout, options.gamma, options.gae_lambda)
-        target = advantage + value[:-1]
-        samples = Samples(rollout.obs[:-1], rollout.action, advantage, target, rollout.valid)
-        return masked(rollout.valid, samples)
+        samples = Samples(
+            carry=(),
+            obs=rollout.obs[:-1],
+            is_first=rollout.is_first[:-1],
+            action=rollout.action,
+            advantage=advantage,
+            target=advantage + value[:-1],
+            valid=rollout.valid,
+        )
+        samples = masked(rollout.valid, samples)
+        return samples._replace(carry=jax.tree.map(lambda x: x[None], rollout.carry))
 
     def update(
         shared: Shared, local: Array, rollout: Rollout, key: Key, time: Time
@@ -128,7 +141,7 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
     return Algorithm(
         init_shared=partial(on_policy.init, network, spec),
         init_local=on_policy.discounted_returns(config),
-        init_carry=lambda num_envs: (),
+        init_carry=network.init_carry,
         actor=on_policy.actor,
         act=act,
         outputs=partial(networks.outputs, network),

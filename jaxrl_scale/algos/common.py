@@ -20,6 +20,10 @@ def has_schedule(options: Any) -> bool:
 # --- options ------------------------------------------------------------------------------------
 
 
+def recurrent() -> Any:
+    return option(False, "make the last hidden layer a GRU, which has a memory")
+
+
 def learning_rate(default: float) -> Any:
     return option(default, "step size of the optimizer", low=0)
 

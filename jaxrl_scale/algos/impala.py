@@ -32,6 +32,7 @@ class Config:
 
     name: ClassVar[str] = "impala"
 
+    recurrent: bool = common.recurrent()
     lag: int = common.lag(1)
     correction: Literal["vtrace", "none"] = option(
         "vtrace", "correction for the lag: V-trace, or none (treat the rollout as on-policy)"
@@ -63,12 +64,13 @@ class Config:
 
 
 def loss(
-    network: networks.Network, options: Config, params: PyTree, batch: Rollout
+    network: networks.RecurrentNetwork, options: Config, params: PyTree, batch: Rollout
 ) -> tuple[Array, Metrics]:
     """The loss and its parts, as *sums* over the valid steps of whole trajectories ``[T, B]``
     (section 4.2 of the paper); ``batch.extras`` are the log-probabilities of the policy that
     acted. Divide by ``count`` for the mean."""
-    policy, value = network.apply(params, batch.obs)
+    carry = jax.tree.map(lambda x: x[0], batch.carry)
+    _, (policy, value) = network.apply(params, carry, batch.obs, batch.is_first)
     policy = policy[:-1]
     log_prob = network.policy.log_prob(policy, batch.action)
     # A network that forbids all actions for the zeros of a reset step has no log-probability there.
@@ -105,6 +107,7 @@ def without_what_is_not_used(rollout: Rollout) -> Rollout:
     terminated an episode. Those that truncated one are bootstrapped from."""
     behind = jnp.concatenate([~rollout.valid[:, :1], rollout.terminated], 1)
     return rollout._replace(
+        carry=jax.tree.map(lambda x: x[:, None], rollout.carry),
         obs=masked(~behind, rollout.obs),
         action=masked(rollout.valid, rollout.action),
         extras=masked(rollout.valid, rollout.extras),
@@ -113,7 +116,7 @@ def without_what_is_not_used(rollout: Rollout) -> Rollout:
 
 def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
     """IMPALA for one environment, on whatever shards ``pool`` stands for."""
-    network = networks.make(config, spec)
+    network = networks.make_policy(config, spec, recurrent=config.algo.recurrent)
 
     def act(
         actor: lagging.Actor,
@@ -124,8 +127,8 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         key: Key,
         greedy: bool = False,
     ) -> tuple[Array, PyTree, Array]:
-        params, observation = lagging.weights(actor, local)
-        policy, _ = network.apply(params, normalize.apply(observation, obs))
+        weights = lagging.weights(actor, local)
+        carry, (policy, _) = networks.one_step(network, weights, carry, obs, is_first)
         action = network.policy.choose(key, policy, greedy)
         return action, carry, network.policy.log_prob(policy, action)
 
@@ -136,7 +139,7 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         rollout, local, discounted = normalize.scale_rewards(
             pool, shared.discounted, local, rollout, options.gamma
         )
-        trajectories = without_what_is_not_used(rollout)  # [S, T, B, ...]
+        trajectories = without_what_is_not_used(rollout)  # [S, T, B, ...], carry [S, 1, B, ...]
         minibatches = config.steps_per_iteration // options.minibatch_size
         orders = permute.minibatches(pool, key, config.envs_per_shard, options.epochs, minibatches)
         optimizer = optim.make(options, time.progress)
@@ -168,7 +171,7 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
             network, spec, key, options, weights, options.lag
         ),
         init_local=on_policy.discounted_returns(config),
-        init_carry=lambda num_envs: (),
+        init_carry=network.init_carry,
         actor=lambda shared, time: lagging.actor(shared),
         act=act,
         outputs=lagging.outputs(network),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from jaxrl_scale.learning import networks
-from jaxrl_scale.learning.networks import Network, QNetwork, Weights
+from jaxrl_scale.learning.networks import QNetwork, RecurrentNetwork, Weights
 from jaxrl_scale.types import Array, PyTree
 
 
@@ -35,7 +35,7 @@ def weights(actor: Any, local: PyTree | None) -> Weights:
     return chosen
 
 
-def outputs(network: Network | QNetwork) -> Callable[..., dict[str, Array]]:
+def outputs(network: RecurrentNetwork | QNetwork) -> Callable[..., dict[str, Array]]:
     """`types.Algorithm.outputs`, of the newest weights."""
     return lambda actor, *seen: networks.outputs(network, actor.newest, *seen)
 

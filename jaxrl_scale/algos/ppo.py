@@ -28,7 +28,7 @@ class Config:
 
     name: ClassVar[str] = "ppo"
 
-    recurrent: bool = option(False, "make the last hidden layer a GRU, which has a memory")
+    recurrent: bool = common.recurrent()
     learning_rate: float = common.learning_rate(3e-4)
     lr_schedule: optim.Schedule = common.lr_schedule()
     gamma: float = common.gamma()
@@ -113,10 +113,9 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         key: Key,
         greedy: bool = False,
     ) -> tuple[Array, PyTree, tuple[Array, Array]]:
-        obs = normalize.apply(actor.observation, obs)
-        carry, (policy, value) = network.apply(actor.params, carry, obs[None], is_first[None])
-        action = network.policy.choose(key, policy[0], greedy)
-        return action, carry, (network.policy.log_prob(policy[0], action), value[0])
+        carry, (policy, value) = networks.one_step(network, actor, carry, obs, is_first)
+        action = network.policy.choose(key, policy, greedy)
+        return action, carry, (network.policy.log_prob(policy, action), value)
 
     def shard_samples(shared: Shared, rollout: Rollout) -> Samples:
         """The rollout of one shard ``[T, B]`` with advantages and targets, as sequences."""

@@ -136,10 +136,12 @@ def make(config: Sizes, spec: EnvSpec) -> Network:
 
 
 def make_policy(config: Sizes, spec: EnvSpec, recurrent: bool) -> RecurrentNetwork:
-    """The config's network; one without a memory is called like one that has ``()`` for it."""
-    if recurrent:
-        return make_recurrent(config, spec)
-    network = make(config, spec)
+    """The config's network, with a memory or called as if it had one."""
+    return make_recurrent(config, spec) if recurrent else without_memory(make(config, spec))
+
+
+def without_memory(network: Network) -> RecurrentNetwork:
+    """A network that is called like one with a memory, and has ``()`` for it."""
     return RecurrentNetwork(
         init=network.init,
         init_carry=lambda num_envs: (),
@@ -343,6 +345,17 @@ def evaluate(
     return jax.lax.scan(one_step, rollout.carry, (rollout.obs, rollout.is_first))[1]
 
 
+def one_step(
+    network: RecurrentNetwork, weights: Any, carry: PyTree, obs: Array, is_first: Array
+) -> tuple[PyTree, tuple[Array, Array]]:
+    """The next memory ``[B, ...]``, and policy ``[B, size]`` and value ``[B]``, for a batch of
+    observations ``[B, *observation_shape]``; ``weights`` has the fields of `Weights`."""
+    obs = normalize.apply(weights.observation, obs)
+    carry, both = network.apply(weights.params, carry, obs[None], is_first[None])
+    policy, value = jax.tree.map(lambda x: x[0], both)
+    return carry, (policy, value)
+
+
 def outputs(
     network: Network | QNetwork | RecurrentNetwork | ActorCritics,
     weights: Any,
@@ -363,17 +376,16 @@ def outputs(
       weights: what has the fields of `Weights`; ``params`` are those that act.
       carry: the memory ``[B, ...]``, ``()`` without one.
     """
+    if isinstance(network, RecurrentNetwork):
+        _, (policy, value) = one_step(network, weights, carry, obs, is_first)
+        return network.policy.parameters(policy) | {"value": value}
     obs = normalize.apply(weights.observation, obs)
     if isinstance(network, QNetwork):
         return {"q_values": network.apply(weights.params, obs)}
     if isinstance(network, ActorCritics):
         mean, log_std = distributions.gaussian_of(network.policy(weights.params, obs))
         return {"mean": network.shaped(mean), "std": network.shaped(jnp.exp(log_std))}
-    if isinstance(network, RecurrentNetwork):
-        _, both = network.apply(weights.params, carry, obs[None], is_first[None])
-        policy, value = (x[0] for x in both)
-    else:
-        policy, value = network.apply(weights.params, obs)
+    policy, value = network.apply(weights.params, obs)
     return network.policy.parameters(policy) | {"value": value}
 
 
@@ -509,10 +521,10 @@ def _policy_and_value(
         ) from error
     has_memory = callable(getattr(module, "init_carry", None))
     if has_memory and not recurrent:
-        raise RunError(
-            f"network {config.network!r} has a memory, which only algo ppo takes; give --algo=ppo "
-            "--algo.recurrent=true"
-        )
+        advice = "; give"
+        if not hasattr(config.algo, "recurrent"):
+            advice = ", which ppo, a2c and impala take; give --algo=ppo"
+        raise RunError(f"network {config.network!r} has a memory{advice} --algo.recurrent=true")
     if recurrent and not has_memory:
         raise RunError(
             f"network {config.network!r} has no memory, which algo.recurrent=true asks for; it "
