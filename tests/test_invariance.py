@@ -7,13 +7,24 @@ PPO in several environments; ``test_algorithms.py`` has every algorithm.
 import dataclasses
 from types import SimpleNamespace
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from running import beginning, differing, run, runner_of, shared_runner, small, steps, whole
+from running import (
+    beginning,
+    differing,
+    run,
+    runner_of,
+    shared_runner,
+    small,
+    steps,
+    uncompiled,
+    whole,
+)
 
-from jaxrl_scale.algos import sac
+from jaxrl_scale.algos import dqn, impala, sac
 from jaxrl_scale.config import Config
 from jaxrl_scale.loop import state as run_state
 from jaxrl_scale.parallel import backend, sums
@@ -114,6 +125,36 @@ def test_a_call_should_make_as_many_iterations_as_take_a_fifth_of_a_second(monke
     assert counts == [1, 1, 6, 6, 1]
     assert runner.at_once == 32
     assert heard == [False, False, False, True, False]
+
+
+class Own(nn.Module):
+    """A network of one's own, with flax's own initializers."""
+
+    policy_size: int
+
+    @nn.compact
+    def __call__(self, obs):
+        x = nn.relu(nn.Dense(64)(obs))
+        return nn.Dense(self.policy_size)(x), nn.Dense(1)(x)[..., 0]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Config(algo=dqn.Config(), network="test_invariance:Own"),
+        Config(algo=impala.Config(recurrent=True, minibatch_size=8192)),
+    ],
+    ids=["own network, DQN", "GRU, IMPALA"],
+)
+def test_an_agent_begins_with_the_same_bits_beside_others(config):
+    """XLA fused flax's initializers with what is done with the weights, in a loop over the agents
+    of a device otherwise than without one."""
+    config = config.replace(devices=1)
+    alone, among = (
+        runner.fetch(runner.init())
+        for runner in map(uncompiled, (config, config.replace(num_seeds=2)))
+    )
+    assert differing(alone, jax.tree.map(lambda x: x[:1], among)) == []
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import pytest
 from processes import QUICKLY, REPOSITORY, checkpoints, options, summary, well
-from running import differing, runner_of, steps
+from running import differing, runner_of, steps, uncompiled
 
 from jaxrl_scale import algos, runs
 from jaxrl_scale.config import Config, check, files
@@ -257,6 +257,24 @@ def test_what_is_wrong_with_it_is_said_in_one_line(name, old, new, said, module)
 @pytest.mark.quickly
 def test_the_example_begins_as_it_is(module):
     begun(module("right"))
+
+
+def test_its_agents_begin_with_the_same_bits_beside_others(module):
+    """With weights that it draws itself, as the initializers of flax do, and keeps twice."""
+    old = "params = network.init(key) if weights is None else weights.params\n"
+    new = """params = jax.tree.map(
+            lambda x: jax.nn.initializers.truncated_normal(0.1)(key, x.shape),
+            jax.eval_shape(network.init, key),
+        )
+        return Shared(options, params, (optim.make(options).init(params), params))
+"""
+    algo = algos.get(module("twice", old, new)).Config()
+    config = Config(algo=algo, num_envs=8, hidden_sizes=(64, 32), devices=1)
+    alone, among = (
+        runner.fetch(runner.init())
+        for runner in map(uncompiled, (config, config.replace(num_seeds=2)))
+    )
+    assert differing(alone, jax.tree.map(lambda x: x[:1], among)) == []
 
 
 class Network(nn.Module):

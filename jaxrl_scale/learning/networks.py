@@ -31,6 +31,7 @@ import jax.numpy as jnp
 from jaxrl_scale.errors import RunError, how_many
 from jaxrl_scale.learning import action_mask, distributions, normalize, products, torsos
 from jaxrl_scale.learning.distributions import Distribution
+from jaxrl_scale.learning.initializers import walled
 from jaxrl_scale.learning.masks import trailing
 from jaxrl_scale.learning.modules import (
     ActionValues,
@@ -277,7 +278,7 @@ def make_recurrent(config: Sizes, spec: EnvSpec) -> RecurrentNetwork:
     def apply(params: PyTree, carry: PyTree, obs: Array, is_first: Array) -> Any:
         return module.apply({"params": params}, carry, obs, is_first)
 
-    return RecurrentNetwork(init, init_carry, _masked(spec, _exact(config, apply)), policy)
+    return RecurrentNetwork(walled(init), init_carry, _masked(spec, _exact(config, apply)), policy)
 
 
 def _masked(spec: EnvSpec, apply_to_seen: Callable[..., Any]) -> Callable[..., Any]:
@@ -315,7 +316,7 @@ def _own_recurrent(config: Sizes, spec: EnvSpec) -> RecurrentNetwork:
 
     _check(config, seen, policy.size, init, step, module.init_carry)
     apply_masked = _masked(spec, _exact(config, apply))
-    return RecurrentNetwork(init, module.init_carry, apply_masked, policy)
+    return RecurrentNetwork(walled(init), module.init_carry, apply_masked, policy)
 
 
 _LARGE = 4096
@@ -419,7 +420,7 @@ def _functions(
         out = module.apply({"params": params}, rows)
         return jax.tree.map(lambda x: x.reshape(*leading, *x.shape[1:]), out)
 
-    return init, _exact(config, apply)
+    return walled(init) if is_own(config.network) else init, _exact(config, apply)
 
 
 def _exact(config: Sizes, apply: Callable[..., Any]) -> Callable[..., Any]:

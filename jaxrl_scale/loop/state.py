@@ -15,6 +15,7 @@ from jax.flatten_util import ravel_pytree
 
 from jaxrl_scale.config import Config
 from jaxrl_scale.errors import RunError
+from jaxrl_scale.learning.initializers import walled
 from jaxrl_scale.loop import contract
 from jaxrl_scale.loop.keys import INIT, UPDATE, agent_key, agent_seeds
 from jaxrl_scale.records.rows import OF_THE_RUN
@@ -29,6 +30,7 @@ from jaxrl_scale.types import (
     Rollout,
     Time,
 )
+from jaxrl_scale.user_code import is_own
 
 
 class Shared(NamedTuple):
@@ -153,6 +155,8 @@ def init_agent(
             algo=algo.init_local(jax.random.fold_in(key_local, index), index),
         )
 
+    if is_own(config.algo.name):  # networks of the package's algorithms are walled already
+        init_shared = walled(init_shared)
     shared = Shared(seed, jnp.zeros((), jnp.int32), init_shared(key_shared, options))
     begun = State(shared, pool.map(init_shard, pool.shard_index()))
     contract.beginning(begun)
