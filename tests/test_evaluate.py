@@ -268,6 +268,23 @@ def test_a_folder_that_is_no_run_or_has_no_checkpoint_is_told(run, tmp_path, cap
     assert capfd.readouterr().err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("told", "how"),
+    [
+        ('{"status": "failed"}', ": the run failed before its first one"),
+        ('{"status": "done"}', " any more: the run has ended, and what it saved is gone"),
+        ('{"status": "stopped"}', " any more: the run has ended, and what it saved is gone"),
+        ('{"status": ["failed"]}', " yet"),
+        ("{", " yet"),
+    ],
+)
+def test_how_a_run_without_a_checkpoint_ended_is_told(told, how, run, tmp_path, capfd):
+    shutil.copy(run / "config.json", tmp_path)
+    (tmp_path / "summary.json").write_text(told)
+    status, _, err = command(tmp_path, capfd=capfd)
+    assert (status, err) == (2, f"error: {tmp_path} has no checkpoint{how}\n")
+
+
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_played(run, world, capfd):
     copy = world.folder / "damaged"
     shutil.copytree(run, copy)

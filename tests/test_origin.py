@@ -270,6 +270,9 @@ def test_a_run_without_a_checkpoint_or_with_a_failed_agent_is_told(runs, tmp_pat
     (tmp_path / "new" / "config.json").write_bytes((path / "config.json").read_bytes())
     with pytest.raises(RunError, match=r"init_from=\S+new has no checkpoint yet"):
         found(config_of(), tmp_path / "new")
+    (tmp_path / "new" / "summary.json").write_text('{"status": "failed"}')
+    with pytest.raises(RunError, match=r"=\S+new has no checkpoint: the run failed before its"):
+        found(config_of(), tmp_path / "new")
     begun(tmp_path / "failed", config_of(num_seeds=2), failed={1: 12})
     with pytest.raises(
         RunError, match=r"failed: the loss or another metric of agent 1 is not finite there"

@@ -439,7 +439,11 @@ def test_an_episode_that_lies_in_the_run_directory_is_used(tmp_path):
 
 
 def test_without_a_checkpoint_there_is_a_sentence_instead(tmp_path):
-    assert episode_of(make_run(tmp_path / "a")) == (b"", "the run has no checkpoint yet")
+    run = make_run(tmp_path / "a", finished=False)
+    assert episode_of(run) == (b"", "the run has no checkpoint yet")
+    (run / "summary.json").write_text(json.dumps(DONE | {"status": "failed"}))
+    failed = "the run has no checkpoint: the run failed before its first one"
+    assert episode_of(run) == (b"", failed)
 
 
 def test_an_environment_that_breaks_while_drawing_costs_only_the_episode(tmp_path, monkeypatch):

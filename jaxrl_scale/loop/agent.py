@@ -28,7 +28,7 @@ from jaxrl_scale.loop.state import Shared, time_of
 from jaxrl_scale.options import given_bool, given_number, given_path
 from jaxrl_scale.parallel import backend
 from jaxrl_scale.parallel.machine import visible_cores
-from jaxrl_scale.records import pieces, provenance
+from jaxrl_scale.records import past_run, pieces, provenance
 from jaxrl_scale.records.checkpoint import restore_some
 from jaxrl_scale.records.run_directory import read_starts
 from jaxrl_scale.types import Algorithm, Array, Environment, HostEnvironment, Played, PyTree
@@ -370,7 +370,7 @@ def read_acting(
         best,
     )
     if found is None:
-        raise RunError(f"{run_dir} has no checkpoint yet")
+        raise RunError(f"{run_dir} {past_run.lacks_checkpoint(run_dir)}")
     iteration, arrays, saved = found
     there = {name: {"shape": x.shape, "dtype": x.dtype.name} for name, x in arrays.items()}
     pieces.check_fits(checkpoints / str(iteration), there, wanted)

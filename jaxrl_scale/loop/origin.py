@@ -23,7 +23,7 @@ from jaxrl_scale.loop.state import Agents
 from jaxrl_scale.options import traced
 from jaxrl_scale.parallel.peers import Peers
 from jaxrl_scale.parallel.sums import local_pool
-from jaxrl_scale.records import checkpoint, digest, pieces, run_directory
+from jaxrl_scale.records import checkpoint, digest, past_run, pieces, run_directory
 from jaxrl_scale.types import ActionSpace, Box, EnvSpec
 from jaxrl_scale.user_code import is_own
 
@@ -123,7 +123,7 @@ def _read(
         lambda text: print(text, file=sys.stderr),
     )
     if found is None:
-        raise RunError(f"{what} has no checkpoint yet")
+        raise RunError(f"{what} {past_run.lacks_checkpoint(path)}")
     iteration, arrays, meta = found
     arrays = {name.removeprefix(_TAKEN): x for name, x in arrays.items()}
     wanted = weights(config, spec)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import typing
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
@@ -124,10 +125,27 @@ def read(path: Path) -> PastRun:
                 f"{short(path)} is a policy without the rest of its run, as those in zoo/ are, so "
                 "it has no metrics"
             )
-        ended = {"failed": "failed", "stopped": "was stopped"}.get(run.summary.get("status", ""))
+        ended = _ENDED.get(run.summary.get("status", ""))
         why = f"has no metrics: it {ended} before its first row" if ended else "has no metrics yet"
         raise RunError(f"{short(path)} {why}; the run's --log_every says when rows are written")
     return run
+
+
+_ENDED = {"failed": "failed", "stopped": "was stopped"}
+"""How a run ended that did not come to its end, by the status in its summary."""
+
+
+def lacks_checkpoint(path: Path) -> str:
+    """What is said of a run that has no checkpoint: ``has no checkpoint yet``, or how it ended. A
+    damaged summary is passed over, since whatever asks for a checkpoint does not need it."""
+    status = None
+    with suppress(RunError):
+        status = read_object(path / "summary.json").get("status")
+    if status == "failed":
+        return "has no checkpoint: the run failed before its first one"
+    if status in ("done", "stopped"):  # it had one
+        return "has no checkpoint any more: the run has ended, and what it saved is gone"
+    return "has no checkpoint yet"
 
 
 def read_any(path: Path) -> PastRun:
