@@ -12,7 +12,7 @@ from pathlib import Path
 
 from jaxrl_scale import commands
 from jaxrl_scale.config import command_line
-from jaxrl_scale.errors import FINISHED, UNFINISHED, how_many, printable
+from jaxrl_scale.errors import FINISHED, UNFINISHED, how_many, make_folder, printable
 from jaxrl_scale.records.past_run import finished, last_error, read_trace
 from jaxrl_scale.records.run_directory import holds_run, io_errors, short
 from jaxrl_scale.records.terminal import compact, duration, number
@@ -78,7 +78,7 @@ def together(
     first exit status that is not 0."""
     running: list[subprocess.Popen[bytes]] = []
     with io_errors(run), ExitStack() as leave:
-        run.mkdir(parents=True, exist_ok=True)
+        make_folder(run)
         for k, environment in enumerate(environments):
             log = leave.enter_context(open(run / f"process{k}.log", "ab"))
             with pinned(threads, k):

@@ -68,6 +68,24 @@ def raise_if_hidden(path: Path) -> None:
         os.stat(path)
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder, and those above it, unless they are there. Raises an `OSError`; that of
+    something else in its place says what it is."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        told = no_folder(Path(error.filename))
+        raise FileExistsError(error.errno, told, error.filename) from None
+
+
+def no_folder(path: Path) -> str:
+    """What is said of something that should be a folder: that it is a file, or a symbolic link to
+    what is not there, such as a disk that is not mounted."""
+    if path.is_symlink() and not path.exists():
+        return f"{path} is a symbolic link to {os.readlink(path)}, which does not exist"
+    return f"{path} is a file; it should be a folder"
+
+
 def one_line(text: object) -> str:
     """The text with every run of white space as one blank."""
     return " ".join(str(text).split())

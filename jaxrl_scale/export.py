@@ -24,7 +24,7 @@ import numpy as np
 
 from jaxrl_scale import algos, commands
 from jaxrl_scale.config import Config, files
-from jaxrl_scale.errors import RunError, in_words
+from jaxrl_scale.errors import RunError, in_words, make_folder
 from jaxrl_scale.loop.agent import Agent, load
 from jaxrl_scale.loop.prepare import jax_settings_restored
 from jaxrl_scale.parallel import backend
@@ -58,7 +58,7 @@ def _command(argv: list[str]) -> int:
             made, left_out = forms(agent, _title(agent, args.run_dir), args.onnx)
     out = args.out or args.run_dir / "export"
     with io_errors(out):
-        out.mkdir(parents=True, exist_ok=True)
+        make_folder(out)
     for name, data in made.items():
         replace_file(out / name, data)
     if left_out:

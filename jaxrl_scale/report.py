@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxrl_scale import algos, commands
-from jaxrl_scale.errors import INPUT_OUTPUT_ERROR, RunError, how_many, one_line
+from jaxrl_scale.errors import INPUT_OUTPUT_ERROR, RunError, how_many, make_folder, one_line
 from jaxrl_scale.figures.pages import actions, render
 from jaxrl_scale.figures.report_plots import (
     Drawn,
@@ -291,7 +291,7 @@ def write(
     """Write the page ``out`` and its images beside it, with episodes of the first runs. ``tables``
     and ``note`` are those of `page`."""
     with io_errors(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(out.parent)
     with commands.working("drawing the curves"):
         learning = learning_plots(shown) + score_plots(shown)
         plots = [learning, speed_plots(shown), metric_plots(shown)]

@@ -96,6 +96,10 @@ def test_a_run_is_refused_where_it_could_not_be_compiled_or_kept(tmp_path, monke
     file.touch()
     with pytest.raises(RunError, match=f"compilation_cache={file} is a file; it should be a"):
         backend.initialize(Config(compilation_cache=str(file)))
+    link = tmp_path / "link"
+    link.symlink_to("nowhere")
+    with pytest.raises(RunError, match=f"compilation_cache={link} is a symbolic link to nowhere"):
+        backend.initialize(Config(compilation_cache=str(link)))
     for settings, told in (
         (jax.disable_jit(), "JAX_DISABLE_JIT is set, but a run is"),
         (jax.transfer_guard("disallow"), "JAX_TRANSFER_GUARD=disallow forbids what a run does"),

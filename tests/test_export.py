@@ -656,7 +656,8 @@ def test_a_mistake_is_told_in_one_line(run, arguments, message, capfd, monkeypat
 def test_a_folder_that_cannot_be_written_is_told(run, tmp_path, capfd):
     (tmp_path / "file").touch()
     status, _, err = command(run, "--out", tmp_path / "file", capfd=capfd)
-    assert (status, err) == (74, f"error: cannot write {tmp_path}/file: File exists\n")
+    told = f"cannot write {tmp_path}/file: {tmp_path}/file is a file; it should be a folder"
+    assert (status, err) == (74, f"error: {told}\n")
     status, _, err = command(tmp_path, capfd=capfd)
     assert (status, err) == (
         2,

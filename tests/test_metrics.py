@@ -30,6 +30,7 @@ from jaxrl_scale.errors import RunError
 from jaxrl_scale.parallel.peers import Peers
 from jaxrl_scale.records import provenance, row_writer, run_directory, terminal, wandb_log
 from jaxrl_scale.records import rows as records
+from jaxrl_scale.records.checkpoint import Checkpoints
 from jaxrl_scale.search import results, wandb_group
 from jaxrl_scale.search.results import Outcome
 
@@ -340,8 +341,31 @@ def test_runs_that_begin_at_the_same_moment_do_so_too(tmp_path):
     names = ["run-now", *(f"run-now-{k}" for k in range(2, 9))]
     assert sorted(made) == [str(tmp_path / "runs" / name) for name in names]
     (tmp_path / "away").symlink_to(tmp_path / "a_disk_that_is_not_there")
-    with pytest.raises(RunError, match="File exists"):
+    with pytest.raises(RunError, match=r"/away is a symbolic link to .*, which does not exist"):
         run_directory._made_for_one(str(tmp_path / "away" / "run-now"))
+
+
+def test_what_is_in_the_place_of_a_folder_is_told(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("away").symlink_to("disk")
+    Path("file").touch()
+    Path("to_file").symlink_to("file")
+    Path("run").mkdir()
+    Path("run", "checkpoints").symlink_to("../disk")
+    away = f"{tmp_path}/away is a symbolic link to disk, which does not exist"
+    for make, told in (
+        (lambda: run_directory.create(Path("away")), f"cannot write away: {away}"),
+        (lambda: run_directory.create(Path("away/in")), f"cannot write away/in: {away}"),
+        (lambda: run_directory.follow(Path("away").absolute(), {}, True), away),
+        (lambda: run_directory.create(Path("file")), "/file is a file; it should be a folder"),
+        (lambda: run_directory.create(Path("to_file")), "/to_file is a file; it should be"),
+        (lambda: Checkpoints(Path("run/checkpoints"), 1), "checkpoints is a symbolic link to "),
+    ):
+        with pytest.raises(RunError) as raised:
+            make()
+        assert told in str(raised.value)
+        assert (raised.value.status, "\n" in str(raised.value)) == (74, False)
+    assert sorted(path.name for path in Path().iterdir()) == ["away", "file", "run", "to_file"]
 
 
 @pytest.mark.parametrize("damaged", ["[]", "{}", '{"starts": 3}', '{"starts": [3]}', "{"])

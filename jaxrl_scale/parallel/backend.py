@@ -11,6 +11,7 @@ import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import flax
@@ -20,7 +21,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from jaxrl_scale import NO_LOOP_KERNELS
 from jaxrl_scale.config import Config, check_processes
-from jaxrl_scale.errors import RunError, how_many, one_line, say_no_more
+from jaxrl_scale.errors import RunError, how_many, no_folder, one_line, say_no_more
 from jaxrl_scale.learning import products
 from jaxrl_scale.options import largest_divisor
 from jaxrl_scale.parallel.machine import (
@@ -98,13 +99,13 @@ def initialize(config: Config, peers: Peers | None = None) -> Placement:
 
     Raises:
       RunError: the devices that the config asks for are not there, or do not divide the run; what
-        it asks for comes too late in this process; the compilation cache is a file; JAX is told to
-        compile nothing, or to give devices nothing.
+        it asks for comes too late in this process; the compilation cache is no folder; JAX is told
+        to compile nothing, or to give devices nothing.
     """
     if config.compilation_cache and not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         folder = os.path.expanduser(config.compilation_cache)
-        if os.path.exists(folder) and not os.path.isdir(folder):
-            raise RunError(f"compilation_cache={folder} is a file; it should be a folder")
+        if os.path.lexists(folder) and not os.path.isdir(folder):
+            raise RunError(f"compilation_cache={no_folder(Path(folder))}")
         if why := _may_hold_others(folder):
             if peers is None or peers.leader:
                 told = f"{why}, who could put other programs there: it is not used"

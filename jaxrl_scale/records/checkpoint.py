@@ -38,7 +38,7 @@ from typing import Any
 
 import jax
 
-from jaxrl_scale.errors import INPUT_OUTPUT_ERROR, RunError
+from jaxrl_scale.errors import INPUT_OUTPUT_ERROR, RunError, make_folder
 from jaxrl_scale.parallel.peers import Peers
 from jaxrl_scale.records import array_folder, pieces
 from jaxrl_scale.records.array_folder import Damage, reason
@@ -75,7 +75,7 @@ class Checkpoints:
         self.directory, self.keep = Path(directory).absolute(), keep
         self.peers, self.parts = peers or Peers(), parts
         with _io_errors(f"cannot save checkpoints in {self.directory}"):
-            self.directory.mkdir(parents=True, exist_ok=True)
+            make_folder(self.directory)
             if not os.access(self.directory, os.W_OK | os.X_OK):
                 raise PermissionError(errno.EACCES, "folder is not writable")
         if self.peers.leader:  # before the others, for whom `is_shared` waits, can write anything

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_scale.config import Config
+from jaxrl_scale.errors import make_folder
 from jaxrl_scale.records.rows import Row, Summary, read_rows, scalars
 from jaxrl_scale.records.run_directory import (
     RunDirectory,
@@ -157,7 +158,7 @@ class _Events:
             from tensorboardX.event_file_writer import EventsWriter
             from tensorboardX.proto import event_pb2, summary_pb2
 
-        folder.mkdir(exist_ok=True)
+        make_folder(folder)
         for old in folder.glob("events.out.tfevents.*"):
             old.unlink()
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary

@@ -33,7 +33,7 @@ from typing import Any
 
 from jaxrl_scale.config import Config
 from jaxrl_scale.config.files import from_json, to_json
-from jaxrl_scale.errors import INPUT_OUTPUT_ERROR, MISTAKE, RunError, raise_if_hidden
+from jaxrl_scale.errors import INPUT_OUTPUT_ERROR, MISTAKE, RunError, make_folder, raise_if_hidden
 from jaxrl_scale.parallel.peers import Peers
 from jaxrl_scale.records import checkpoint
 from jaxrl_scale.records.provenance import describe_process
@@ -116,7 +116,7 @@ def _made_for_one(path: str) -> str:
     the same second."""
     number, numbered = 1, path
     with io_errors(Path(path)):
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        make_folder(Path(path).parent)
     while True:
         with io_errors(Path(numbered)), suppress(FileExistsError):
             os.mkdir(numbered)
@@ -133,7 +133,7 @@ def create(path: Path) -> RunDirectory:
     """
     path = _absolute(path)
     with io_errors(path):
-        path.mkdir(parents=True, exist_ok=True)
+        make_folder(path)
     run = RunDirectory(path)
     # This is looked up under the lock, so that of two runs that start at once only one goes on.
     if holds_run(path):
@@ -203,7 +203,7 @@ def follow(path: Path, config: dict[str, Any], new: bool) -> RunDirectory:
     where this machine holds another run there.
     """
     with io_errors(path):
-        path.mkdir(parents=True, exist_ok=True)
+        make_folder(path)
     run = RunDirectory(path, lock=False)
     has_parts = any(run.checkpoints.glob("*.part-*"))
     if new and (has_parts or run.has_trained() or (path / "summary.json").exists()):

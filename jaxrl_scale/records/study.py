@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl_scale.config import Config, files
-from jaxrl_scale.errors import RunError
+from jaxrl_scale.errors import RunError, make_folder
 from jaxrl_scale.records import statistics
 from jaxrl_scale.records.past_run import Trace, at, finished, read_trace
 from jaxrl_scale.records.provenance import describe_machine, typed_command
@@ -72,7 +72,7 @@ def prepare(
     """Write ``study.json``. A study that exists may get further points of the same training."""
     refuse_run(folder, "--out")
     with io_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
     study = _read(folder)
     training = {"config": config, "options": list(options)}
     before = {name: study.get(name, value) for name, value in training.items()}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_scale.config import Config
-from jaxrl_scale.errors import RunError
+from jaxrl_scale.errors import RunError, make_folder
 from jaxrl_scale.loop import origin
 from jaxrl_scale.loop.make import check_fit
 from jaxrl_scale.records import provenance
@@ -44,7 +44,7 @@ def begin(
         mine = {"init_from": begins_from(), "chunks": divided()}
         mine |= {"command": provenance.typed_command(), "modules": provenance.own_modules()}
         with io_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
         write_json_once(path, told | mine)  # jobs of an array may begin at the same time
     there = read_object(path)
     if isinstance(config := there.get("config"), dict):  # earlier versions wrote more of it
