@@ -154,6 +154,9 @@ def test_a_file_says_what_the_command_line_does_not(tmp_path):
     ]
     assert sweep._parser().parse_known_args(said)[0].draw_seed == 200_000
     assert space.with_file(["--agents", "16"]) == ["--agents=16"]
+    path = write_sweep(tmp_path, {"sweep": "other.py", "algo.gamma": "0.9,1"})
+    with pytest.raises(RunError, match=r"mine\.py names another one, sweep='other\.py'; a"):
+        space.with_file([f"--sweep={path}"])
 
 
 SHIPPED = sorted((Path(__file__).parents[1] / "configs" / "sweeps").glob("*.py"))

@@ -90,6 +90,11 @@ def with_file(argv: Sequence[str]) -> list[str]:
     said = "a dict of options by their names"
     path, folder = Path(files[-1]), FOLDER / "sweeps"
     options = returned_by(path, "sweep file", folder, "get_sweep", dict, said)
+    if "sweep" in options:
+        raise RunError(
+            f"sweep file {path} names another one, sweep={options['sweep']!r}; a sweep has one "
+            "file, so its options should stand in this one"
+        )
     chosen = [f"--{k}={options[k]}" for k in ("config", "algo", "env") if k in options]
     varied = [f"--{name}" for name, value in options.items() if isinstance(value, list)]
     lists = _lists([*chosen, *rest], [*varied, *rest])
