@@ -376,13 +376,26 @@ def _finished(config: Config, resume: str | Path | None, peers: Peers) -> Run | 
     if resume is None:
         return None
     path = Path(resume).absolute()
-    found = past_run.read_summary(path, config.num_seeds) if peers.leader else None
+    found = _told_before(path, config) if peers.leader else None
     summary = peers.gather("summary of a finished run", found)[0]
-    if not summary or summary["status"] != "done" or summary["iterations"] < config.num_iterations:
+    made = summary.get("iterations", 0) if summary.get("status") == "done" else 0
+    if made < config.num_iterations:
         return None
     if peers.leader:
         print(f"{run_directory.short(path)} has finished: nothing is left to do, nothing changes")
     return Run(path, files.read_config(path / "config.json"), summary, FINISHED)
+
+
+def _told_before(path: Path, config: Config) -> Summary:
+    """The summary of a run that is to be resumed; empty where it has none, or a damaged one. What
+    the run has reached stands in its checkpoints, and its end replaces the file."""
+    try:
+        return past_run.read_summary(path, config.num_seeds)
+    except RunError as error:
+        if not (path / "summary.json").is_file():  # it cannot be replaced
+            raise
+        print(f"{error}; the run goes on from its newest checkpoint and writes the file anew")
+        return {}
 
 
 def settings_told(argv: Sequence[str]) -> str:

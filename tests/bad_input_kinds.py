@@ -215,6 +215,13 @@ def command_line() -> Iterator[Kind]:
     yield Kind("command line", ("--run_dir=there",), cannot, status=74, files=file)
     yield Kind("command line", ("--run_dir=there/in",), cannot, status=74, files=file)
     yield Kind("command line", ("--run_dir=/proc/x/y",), cannot, status=74)
+    yield Kind(
+        "command line",
+        ("--run_dir=away",),
+        "is a symbolic link to gone, which does not exist",
+        status=74,
+        damage=lambda p: (p / "away").symlink_to("gone"),
+    )
     long = "File name too long"
     yield Kind("command line", (f"--run_dir={'x' * 300}",), long, status=74)
     yield Kind("command line", (f"--config={'x' * 300}",), f"cannot be read: {long}")
@@ -886,9 +893,7 @@ def run_directories() -> Iterator[Kind]:
         of("export", _delete("checkpoints"), "has no checkpoint any more"),
         of("export", _edit("config.json", env="no_such:Env"), "there is no module 'no_such'"),
         of("train", _edit("config.json", env="no_such:Env", iterations=3), "there is no module"),
-        of("train", _write("summary.json", "{"), "summary.json is damaged"),
-        of("train", _write("summary.json", "[]"), "summary.json is damaged"),
-        of("train", _write("summary.json", "{}"), "summary.json is damaged"),
+        of("train", _folder_instead("summary.json"), "summary.json cannot be read"),
         of("report", _write("metrics.jsonl", ""), "no metrics yet"),
         of("report", _write("metrics.jsonl", "3\n"), "should be a JSON object"),
         of("report", _write("metrics.jsonl", '{"loss": 1}\n'), "line 1 is damaged"),
@@ -1124,6 +1129,7 @@ def studies() -> Iterator[Kind]:
         (f"{search} --sweep=name.py", "did you mean --algo.gamma"),
         (f"{search} --sweep=code.py", "ZeroDivisionError"),
         (f"{search} --sweep=empty.py", "there is nothing to search"),
+        (f"{search} --sweep=other.py", "names another one, sweep='empty.py'"),
         (f"{search} --algo.gamma=0.9,1 --agens=8", "unknown option --agens"),
         (f"{search} --algo.gamma=0.9,1 stray", "stray"),
         command="sweep",
@@ -1133,6 +1139,7 @@ def studies() -> Iterator[Kind]:
             "name.py": "def get_sweep(): return {'algo.gama': [0.9, 1.0]}",
             "code.py": "def get_sweep(): return 1 / 0",
             "empty.py": "def get_sweep(): return {}",
+            "other.py": "def get_sweep(): return {'sweep': 'empty.py', 'algo.gamma': [0.9, 1]}",
         },
     )
     yield from lines(

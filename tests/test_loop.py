@@ -535,9 +535,34 @@ def test_a_run_that_has_finished_is_left_as_it_is(tmp_path, capsys):
     assert capsys.readouterr() == (2 * told, "")
     assert files == {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
     assert files.keys() == {path for path in run.path.rglob("*") if path.is_file()}
-    (run.path / "summary.json").write_text("{}")
-    with pytest.raises(RunError, match=r"summary\.json is damaged"):
-        train(config, resume=run.path)
+
+
+@pytest.mark.usefixtures("counting")
+@pytest.mark.parametrize("damage", ["", "{", "{}", "[]", '{"status": 3}', "\xff\xff"])
+def test_a_run_with_a_damaged_summary_goes_on_from_its_checkpoint(damage, tmp_path, capsys):
+    config = config_of(tmp_path / "run")
+    summary = train(config).summary
+    (tmp_path / "run" / "summary.json").write_bytes(damage.encode("latin-1"))
+    capsys.readouterr()
+    again = train(config, resume=tmp_path / "run")
+    assert "summary.json is damaged" in (told := capsys.readouterr().out.splitlines()[0])
+    assert told.endswith("; the run goes on from its newest checkpoint and writes the file anew")
+    for name in ("status", "iterations", "digest", "evaluation", "env_steps"):
+        assert again.summary[name] == summary[name]
+    assert json.loads((tmp_path / "run" / "summary.json").read_text()) == again.summary
+    little = {name: again.summary[name] for name in ("status", "failed", "compile_seconds")}
+    (tmp_path / "run" / "summary.json").write_text(json.dumps(little))
+    assert train(config, resume=tmp_path / "run").summary["iterations"] == summary["iterations"]
+
+
+@pytest.mark.usefixtures("counting")
+def test_a_folder_in_the_place_of_the_summary_is_told_before_anything_is_trained(tmp_path):
+    config = config_of(tmp_path / "run")
+    file = train(config).path / "summary.json"
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(RunError, match=r"summary\.json cannot be read: Is a directory"):
+        train(config, resume=tmp_path / "run")
 
 
 @pytest.mark.usefixtures("counting")
