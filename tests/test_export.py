@@ -332,6 +332,40 @@ def test_one_observation_gives_one_action_and_the_file_says_how(name, folder):
     assert policy.__doc__.startswith(TITLE)
 
 
+@pytest.mark.parametrize("name", ["two torsos", "own of one number", "nature"])
+def test_what_is_no_observation_is_refused_in_the_words_of_the_agent(name, folder):
+    agent, _, policy = exported(name, folder)
+    spec = CASES[name].spec
+    shape, of_bytes = spec.observation_shape, spec.observation_dtype == np.uint8
+    wrong = ["left", np.full(shape, "x"), [[1.0], [1.0, 2.0]], None, np.zeros((2, 2, *shape))]
+    wrong += [np.zeros((*shape[:-1], 50)), np.zeros(())] if shape else []
+    wrong += [np.full(shape, x) for x in (0.5, 300, -1, np.nan)] if of_bytes else []
+    for obs in wrong:
+        with pytest.raises(RunError) as raised:
+            agent.act(obs)
+        with pytest.raises(ValueError, match="observation") as also:
+            policy.act(obs)
+        assert str(also.value) == str(raised.value).replace(spec.id, "the policy")
+    if of_bytes:
+        image = observations(spec, 1)[0]
+        assert (policy.act(image.astype(np.float32)) == policy.act(image)).all()
+
+
+def test_a_policy_with_a_memory_refuses_what_is_no_batch_of_observations(folder):
+    policy, spec = exported("memory of images", folder).policy, images(6)
+    memory, shape = policy.empty_memory(2), spec.observation_shape
+    for obs, said in (
+        (
+            np.zeros((2, 3)),
+            rf"shape \(2, 3\) is none of the policy; it should be \(B, {shape[0]}, ",
+        ),
+        (np.zeros(shape), r"shape \(6, 6, 3\) is none of the policy; it should be \(B, 6, 6, 3\)"),
+        (np.full((2, *shape), 0.5), "its numbers are uint8, and 0.5 is none"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            policy.act(obs, memory)
+
+
 @pytest.mark.parametrize("name", ["memory", "own memory"])
 def test_a_policy_with_a_memory_hands_the_next_one_back(name, folder):
     """By hand, for batches of two: the memory of the first step, and where episodes begin."""

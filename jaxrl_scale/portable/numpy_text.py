@@ -41,15 +41,28 @@ def write(program: Program, title: str) -> str:
         "signature": _listed("def network(", list(program.inputs), "):"),
         "results": ", ".join(results),
         "scores": _of_scores(program.outputs.get("scores")),
+        "whole": _WHOLE.format(dtype=obs.dtype.name) if obs.dtype.kind != "f" else "",
+        **_shape_words(obs.shape[1:], recurrent),
     }
     title = title.replace("\\", r"\\").replace('"', r"\"")  # as a docstring holds it
     parts = [
         _HEAD.format(title=title, usage=_USAGE[recurrent].format(**words)),
         _ACT[recurrent].format(**words),
+        _CHECKED.format(**words),
         _NETWORK.format(**words) + "\n".join(f"    {line}" for line in body) + "\n",
         *(_HELPERS[name] for name in sorted(helpers)),
     ]
     return "\n\n".join(parts)
+
+
+def _shape_words(shape: tuple[int | None, ...], recurrent: bool) -> dict[str, str]:
+    """When the shape of observations does not fit, and which one would."""
+    if recurrent:
+        batch = f"(B, {', '.join(map(str, shape))})" if shape else "(B,)"
+        unfit = f"obs.ndim != {len(shape) + 1} or obs.shape[1:] != {shape}"
+        return {"unfit": unfit, "wanted": batch}
+    unfit = f"{shape} not in (obs.shape, obs.shape[1:])"
+    return {"unfit": unfit, "wanted": f"{shape}, or a batch of these"}
 
 
 def _zeros(memory: Value) -> str:
@@ -293,7 +306,7 @@ _ACT = {
     False: '''\
 def act(obs):
     """The best action for one observation {one}, or those for a batch of them."""
-    obs = np.asarray(obs, np.{dtype})
+    obs = checked(obs)
     one = obs.ndim == {rank}
     action = network(obs[None] if one else obs)["action"]
     return action[0] if one else action
@@ -306,12 +319,34 @@ def empty_memory(batch):
 
 def act(obs, memory, is_first=None):
     """The best actions for a batch of observations, and the next memory."""
-    obs = np.asarray(obs, np.{dtype})
+    obs = checked(obs)
     first = np.zeros(len(obs), bool) if is_first is None else np.asarray(is_first, bool)
     found = network(obs, {memory}, first)
     return found["action"], {next}
 ''',
 }
+
+# As `jaxrl_scale.loop.agent.Agent.act` does, in the same words.
+_CHECKED = '''\
+def checked(obs):
+    """The observations, of dtype {dtype}. A ValueError says why something else is none."""
+    try:
+        given = np.asarray(obs)
+        with np.errstate(invalid="ignore"):
+            obs = given.astype(np.{dtype})
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"this is no observation of the policy: {{error}}") from None
+{whole}    if {unfit}:
+        said = f"an observation of shape {{obs.shape}} is none of the policy"
+        raise ValueError(f"{{said}}; it should be {wanted}")
+    return obs
+'''
+
+_WHOLE = """\
+    if (unlike := obs != given).any():
+        said = f"its numbers are {dtype}, and {{given[unlike][0]}} is none"
+        raise ValueError(f"this is no observation of the policy: {{said}}")
+"""
 
 _NEXT_OF_SEVERAL = 'tuple(found[f"memory_{{k}}"] for k in range(1, {}))'
 
