@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from jaxrl_scale import commands
 from jaxrl_scale.config import command_line
-from jaxrl_scale.errors import FINISHED, UNFINISHED, how_many, make_folder, printable
+from jaxrl_scale.errors import FINISHED, MISTAKE, UNFINISHED, how_many, make_folder, printable
 from jaxrl_scale.records.past_run import finished, last_error, read_trace
 from jaxrl_scale.records.run_directory import holds_run, io_errors, short
 from jaxrl_scale.records.terminal import compact, duration, number
@@ -47,7 +48,11 @@ def train(
         arguments = ["--resume", str(run), *command_line.changeable(arguments)]
     else:
         arguments = [*DEFAULTS, *arguments, f"--run_dir={run}"]
-    status = launch(arguments, run)
+    with _claimed(run) as ours:
+        if not ours:
+            print(f"{title}: another command trains it now", flush=True)
+            return MISTAKE
+        status = launch(arguments, run)
     if finished(run):
         trace = read_trace(run)
         said = f"{compact(trace.speed)} steps/s, return {number(trace.score)}"
@@ -55,6 +60,24 @@ def train(
     else:
         print(printable(f"{title}: exit status {status}: {last_error(run)}"), flush=True)
     return status
+
+
+@contextmanager
+def _claimed(run: Path) -> Iterator[bool]:
+    """Whether this command alone trains a run while the body runs. The process of another one would
+    be refused by the run directory, and say so in the log of the first."""
+    with io_errors(run):
+        make_folder(run)
+        log = open(run / "process0.log", "ab")  # noqa: SIM115  closed below
+    with log:  # the kernel ends the lock then, or with this process; no child inherits it
+        ours = True
+        try:
+            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            ours = False
+        except OSError:  # the file system has no locks
+            pass
+        yield ours
 
 
 def trainer(arguments: Sequence[str]) -> list[str]:

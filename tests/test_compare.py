@@ -247,6 +247,23 @@ def test_a_run_that_another_comparison_trains_meanwhile_has_ended_well(monkeypat
     assert compare.main(list(map(str, command(tmp_path)))) == 0
 
 
+def test_what_another_command_trains_is_left_to_it_and_its_log_is_its_own(tmp_path, capsys):
+    run = tmp_path / "CartPole-v1" / "quick" / "seed0"
+
+    def launch(arguments, path):
+        def fail(*_):
+            pytest.fail("two commands train it")
+
+        assert child_runs.train(path, [], fail, "[1/1] ") == 2
+        assert capsys.readouterr().out == f"[1/1] {run}: another command trains it now\n"
+        return child_runs.together(path, ["false"], [os.environ])
+
+    for _ in range(2):  # the second time is the first one's no more
+        assert child_runs.train(run, [], launch) == 1
+        assert "exit status 1: its processes wrote nothing" in capsys.readouterr().out
+    assert (run / "process0.log").read_text() == ""
+
+
 # --- mistakes -------------------------------------------------------------------------------
 
 
