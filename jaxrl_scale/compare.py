@@ -46,7 +46,7 @@ from jaxrl_scale.loop import origin
 from jaxrl_scale.loop.make import check_fit
 from jaxrl_scale.parallel.peers import Peers
 from jaxrl_scale.records import past_run, statistics
-from jaxrl_scale.records.past_run import PastRun, finished, last_error
+from jaxrl_scale.records.past_run import PastRun, last_error
 from jaxrl_scale.records.run_directory import (
     as_stored,
     holds_run,
@@ -120,14 +120,46 @@ def train(task: Task, before: str = "") -> int:
 # --- results --------------------------------------------------------------------------------
 
 
-def read(folder: Path) -> list[Drawn]:
-    """The seeds of each environment and config as one run, of those that have come to their end.
-    Configs differ in colour, environments in lines."""
+class Runs(NamedTuple):
+    """The runs of a comparison, as far as they have come."""
+
+    folder: Path
+    ended: dict[Path, PastRun]
+    """Those that have results."""
+    left_out: dict[Path, str]
+    """Why the others have none: how far they have come, or what is damaged."""
+
+
+def read(folder: Path) -> Runs:
+    """All runs of a folder, each read once."""
+    paths = sorted(path for path in folder.glob("*/*/seed*") if path.is_dir())
+    with commands.working("reading the runs"):
+        found = {path: _read(path) for path in paths}
+    ended = {path: run for path, run in found.items() if isinstance(run, PastRun)}
+    return Runs(folder, ended, {path: why for path, why in found.items() if isinstance(why, str)})
+
+
+def _read(path: Path) -> PastRun | str:
+    """A run, or why it has no results."""
+    if not holds_run(path):
+        return last_error(path)
+    try:
+        run = past_run.read_any(path)
+    except RunError as error:
+        return str(error)
+    if not run.has_ended:
+        return run.status
+    return run if run.rows else f"{run.status}, without metrics"
+
+
+def drawn(runs: Runs) -> list[Drawn]:
+    """The seeds of each environment and config as one run, of those that have results. Configs
+    differ in colour, environments in lines."""
     groups: dict[Path, list[PastRun]] = {}
-    for path in (path for path in _runs(folder) if not _lacking(path)):
-        groups.setdefault(path.parent, []).append(past_run.read(path))
+    for path, run in runs.ended.items():
+        groups.setdefault(path.parent, []).append(run)
     if not groups:
-        raise RunError(f"no run of {short(folder)} has come to its end")
+        raise RunError(f"no run of {short(runs.folder)} has come to its end")
     envs = sorted({path.parent.name for path in groups})
     configs = sorted({path.name for path in groups})
     shown = []
@@ -140,11 +172,10 @@ def read(folder: Path) -> list[Drawn]:
     return shown
 
 
-def left_out(folder: Path) -> str:
-    """A sentence about the runs that `read` has left out; empty where there are none."""
-    why = {path.relative_to(folder): _lacking(path) for path in _runs(folder)}
-    told = ", ".join(f"{path} ({lacking})" for path, lacking in why.items() if lacking)
-    return f"Left out is what has no results: {told}." if told else ""
+def _without_results(runs: Runs) -> str:
+    """A sentence about the runs that are left out; empty where there are none."""
+    told = [f"{path.relative_to(runs.folder)} ({why})" for path, why in runs.left_out.items()]
+    return f"Left out is what has no results: {', '.join(told)}." if told else ""
 
 
 def _other_parameters(shown: Sequence[Drawn]) -> str:
@@ -155,23 +186,6 @@ def _other_parameters(shown: Sequence[Drawn]) -> str:
         if any(each != kwargs[0] for each in kwargs):
             told.append(env)
     return f"The configs differ in the env_kwargs of {in_words(told)}." if told else ""
-
-
-def _runs(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob("*/*/seed*") if path.is_dir())
-
-
-def _lacking(run: Path) -> str:
-    """Why a run has no results: how far it has come, or what is damaged; empty where it has."""
-    if not holds_run(run):
-        return last_error(run)
-    try:
-        found = past_run.read_any(run)
-    except RunError as error:
-        return str(error)
-    if not finished(run):
-        return found.status
-    return "" if found.rows else f"{found.status}, without metrics"
 
 
 def tables(shown: Sequence[Drawn]) -> list[Table]:
@@ -262,13 +276,14 @@ def _text(cell: Cell) -> str:
     return f"{cell.text} ({cell.small})" if cell.small else cell.text
 
 
-def write_results(folder: Path) -> None:
+def write_results(runs: Runs) -> None:
     """Write the tables (Markdown and JSON), the page and its plots."""
-    with commands.working("reading and comparing the runs"):
-        shown = read(folder)
+    folder = runs.folder
+    with commands.working("comparing the runs"):
+        shown = drawn(runs)
         found = tables(shown)
         lines = report.results([one.run for one in shown])
-        without = " ".join(filter(None, (left_out(folder), _other_parameters(shown))))
+        without = " ".join(filter(None, (_without_results(runs), _other_parameters(shown))))
     text = markdown("run", {one.label: line for one, line in zip(shown, lines, strict=True)})
     for table in found:
         title = table.title[0].lower() + table.title[1:]
@@ -375,7 +390,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _command(argv: list[str]) -> int:
     args, options = parse(argv)
     if args.analyse:
-        write_results(args.analyse)
+        write_results(read(args.analyse))
         return FINISHED
     refuse_run(args.run_dir)
     tasks = plan(args, options)
@@ -390,9 +405,9 @@ def _command(argv: list[str]) -> int:
         for k, task in enumerate(tasks, 1):
             train(task, f"[{k}/{len(tasks)}] ")
     # Another process may meanwhile have trained what was in use when it came to its turn here.
-    unfinished = sum(bool(_lacking(task.run)) for task in tasks)
-    write_results(args.run_dir)
-    return child_runs.status_of_all(unfinished)
+    runs = read(args.run_dir)
+    write_results(runs)
+    return child_runs.status_of_all(sum(task.run not in runs.ended for task in tasks))
 
 
 if __name__ == "__main__":

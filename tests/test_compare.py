@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -203,7 +204,7 @@ def test_a_run_that_did_not_end_well_is_told_and_the_others_are_compared(
     monkeypatch, capsys, tmp_path
 ):
     monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "compared" / "CartPole-v1" / "quick"
+    folder = Path("compared", "CartPole-v1", "quick")
     write_run(folder / "seed0", "CartPole-v1", 0, 10.0)
     write_run(folder / "seed1", "CartPole-v1", 1, 10.0, status="stopped")
     (folder / "seed2").mkdir()
@@ -216,7 +217,10 @@ def test_a_run_that_did_not_end_well_is_told_and_the_others_are_compared(
     tasks = [compare.Task(folder / f"seed{k}", []) for k in (0, 1, 4)]
     monkeypatch.setattr(compare, "plan", lambda *_: tasks)
     monkeypatch.setattr(compare, "train", lambda *_: 3)
+    read, times = past_run.read_any, []
+    monkeypatch.setattr(past_run, "read_any", lambda path: times.append(path) or read(path))
     assert compare.main(list(map(str, command(tmp_path)))) == 1
+    assert times == [folder / f"seed{k}" for k in (0, 1, 3, 4, 5)], "each is read once"
     said = "error: 2 runs did not end well; the same command tries again\n"
     assert capsys.readouterr().err == said
     table = (tmp_path / "compared" / "compare.md").read_text()
@@ -235,7 +239,7 @@ def test_a_run_that_did_not_end_well_is_told_and_the_others_are_compared(
 
 def test_a_run_that_another_comparison_trains_meanwhile_has_ended_well(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    runs = [tmp_path / "compared/CartPole-v1/quick" / f"seed{seed}" for seed in (0, 1)]
+    runs = [Path("compared/CartPole-v1/quick", f"seed{seed}") for seed in (0, 1)]
     monkeypatch.setattr(compare, "plan", lambda *_: [compare.Task(run, []) for run in runs])
 
     def train(task, before):  # the first is in use when it has its turn
@@ -243,7 +247,7 @@ def test_a_run_that_another_comparison_trains_meanwhile_has_ended_well(monkeypat
             write_run(run, "CartPole-v1", seed, 10.0)
 
     monkeypatch.setattr(compare, "train", train)
-    monkeypatch.setattr(compare, "write_results", lambda folder: None)
+    monkeypatch.setattr(compare, "write_results", lambda runs: None)
     assert compare.main(list(map(str, command(tmp_path)))) == 0
 
 

@@ -24,6 +24,9 @@ from jaxrl_scale.records import statistics
 from jaxrl_scale.records.rows import TIMINGS, Row, Summary, normalized, read_rows
 from jaxrl_scale.records.run_directory import is_bare_policy, read_object, short
 
+_ENDS = ("done", "failed")
+"""The statuses of a run that came to its end; one that was stopped goes on."""
+
 
 @dataclass(frozen=True)
 class PastRun:
@@ -62,6 +65,11 @@ class PastRun:
             "target_return": self.config.target_return,
         }
         return so_far | {k: v for k, v in self.summary.items() if v is not None}
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the run came to its end; one whose agents all failed did, too."""
+        return self.summary.get("status") in _ENDS
 
     @property
     def status(self) -> str:
@@ -260,7 +268,7 @@ def finished(path: Path, until: int | None = None) -> bool:
         return False
     made = summary.get("iterations")
     there = until is not None and isinstance(made, int) and made >= until
-    return there or summary.get("status") in ("done", "failed")
+    return there or summary.get("status") in _ENDS
 
 
 def last_error(path: Path) -> str:
