@@ -55,8 +55,8 @@ from jaxrl_scale.records.run_directory import (
     short,
     write_json,
 )
-from jaxrl_scale.records.terminal import between, number
-from jaxrl_scale.report import NONE, Cell, Table
+from jaxrl_scale.records.terminal import NONE, between, number
+from jaxrl_scale.report import Cell, Table
 
 # --- what to run ----------------------------------------------------------------------------
 

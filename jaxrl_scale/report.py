@@ -38,10 +38,9 @@ from jaxrl_scale.records import past_run
 from jaxrl_scale.records.past_run import PastRun
 from jaxrl_scale.records.rows import centre
 from jaxrl_scale.records.run_directory import io_errors, replace_file, short
-from jaxrl_scale.records.terminal import between, compact, duration, number
+from jaxrl_scale.records.terminal import NONE, between, compact, duration, number
 
 EPISODE_BYTES = 2_000_000
-NONE = "–"
 
 
 # --- the episode ----------------------------------------------------------------------------

@@ -225,6 +225,7 @@ def test_a_run_that_did_not_end_well_is_told_and_the_others_are_compared(
     assert capsys.readouterr().err == said
     table = (tmp_path / "compared" / "compare.md").read_text()
     assert "| CartPole-v1/quick | CartPole-v1 | A2C | 1 (seed 0) |" in table
+    assert "| - | 0 | - |" in table, "worst seed and training return have none, in one sign"
     left_out = (
         "\n\nLeft out is what has no results: CartPole-v1/quick/seed1 (stopped: iteration 3 of "
         "123), CartPole-v1/quick/seed2 (no room), CartPole-v1/quick/seed3 (failed: iteration 0 of "

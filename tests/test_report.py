@@ -228,7 +228,7 @@ def test_one_seed_shows_its_mean_and_no_worst_seed(tmp_path):
     page = page_of(make_run(tmp_path / "first"))
     (row,) = results(page)
     assert row["Evaluation return"].startswith("488.5")
-    assert row["Worst seed"] == "–"
+    assert row["Worst seed"] == "-"
 
 
 def test_a_run_without_a_summary_shows_what_its_rows_say(tmp_path):
@@ -237,8 +237,8 @@ def test_a_run_without_a_summary_shows_what_its_rows_say(tmp_path):
     (row,) = results(page)
     assert row["Run"] == "going no summary yet: iteration 10 of 40"
     assert row["Env steps"] == "81,920"
-    assert row["Evaluation return"] == "–"
-    assert row["Time to target"] == "–"
+    assert row["Evaluation return"] == "-"
+    assert row["Time to target"] == "-"
     last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     assert row["Training return"] == f"{last['return_100']:.1f}"
 
@@ -371,7 +371,7 @@ def test_only_what_differs_between_configs_is_listed(tmp_path):
     assert table_after(page, "Configuration") == [
         ["Option", "a", "b"],
         ["algo.learning_rate", "0.0003", "0.001"],
-        ["env_kwargs.length", "–", "0.7"],
+        ["env_kwargs.length", "-", "0.7"],
     ]
 
 

@@ -19,7 +19,7 @@ from jaxrl_scale.options import given_path
 from jaxrl_scale.records import statistics
 from jaxrl_scale.records.past_run import PastRun, read, return_metric
 from jaxrl_scale.records.rows import TIMINGS, thinned
-from jaxrl_scale.records.terminal import compact, duration
+from jaxrl_scale.records.terminal import NONE, compact, duration
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -296,7 +296,7 @@ def _bars(
 
 
 def _hundredths(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
+    return NONE if value is None else f"{value:.2f}"
 
 
 def metric_plots(runs: Sequence[Drawn]) -> list[Plot]:

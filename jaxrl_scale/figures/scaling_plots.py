@@ -11,7 +11,7 @@ from jaxrl_scale.config import Config
 from jaxrl_scale.errors import how_many
 from jaxrl_scale.figures.pages import actions, markdown_table
 from jaxrl_scale.figures.plot_style import COLORS, INK, MARKERS, PALE, dress, new_figure, png
-from jaxrl_scale.records.terminal import between, compact, duration, number
+from jaxrl_scale.records.terminal import NONE, between, compact, duration, number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -125,7 +125,7 @@ def _speed(name: str, result: dict[str, Any]) -> list[str]:
         f"{result['num_envs']:,}",
         speed,
         f"{result['speedup']:.2f}",
-        "–" if efficiency is None else f"{100 * efficiency:.0f} %",
+        NONE if efficiency is None else f"{100 * efficiency:.0f} %",
         duration(result["compile_seconds"]),
     ]
 
@@ -135,16 +135,16 @@ def _returns(name: str, result: dict[str, Any]) -> list[str]:
     for learned in result["returns"].values():
         cells.append(interval(learned["iqm"], learned["ci95"], result["seeds"]))
         cells.append(interval(learned["difference"], learned["difference_ci95"], result["seeds"]))
-    cells.append("–" if result["worst"] is None else number(result["worst"]))
-    stuck = "–" if result["stuck"] is None else str(result["stuck"])
-    numbers = [cell.replace("-", "−") for cell in cells]
+    cells.append(NONE if result["worst"] is None else number(result["worst"]))
+    stuck = NONE if result["stuck"] is None else str(result["stuck"])
+    numbers = [cell if cell == NONE else cell.replace("-", "−") for cell in cells]
     return [name, str(result["seeds"]), *numbers, str(result["failed"]), stuck]
 
 
 def interval(center: float | None, bounds: Sequence[float] | None, seeds: int) -> str:
     """``-80.1 (-81.2 to -79.3)``; one seed has no interval."""
     if center is None:
-        return "–"
+        return NONE
     within = between(bounds) if bounds and seeds > 1 else ""
     return f"{number(center)} ({within})" if within else number(center)
 

@@ -16,6 +16,8 @@ from jaxrl_scale.config import Config
 from jaxrl_scale.errors import how_many, printable
 from jaxrl_scale.records.rows import Evaluation, Row, Summary, centre
 
+NONE = "-"
+"""What stands in the place of a number that there is none of, in all tables and pages."""
 _PLAIN_LINES = 20
 _WORST_AGENTS = 3
 _NARROW = 66  # columns of a terminal: with fewer there is no room for the bar
@@ -172,7 +174,7 @@ class _LiveBar:
             redirect_stderr=sys.stderr.isatty(),  # else `2> log` would lose what goes there
             refresh_per_second=4,  # each takes a few milliseconds from the training thread
         )
-        empty: dict[str, Any] = {"steps": "0", "rate": "-", "score": "-", "left": "-"}
+        empty: dict[str, Any] = {"steps": "0", "rate": NONE, "score": NONE, "left": NONE}
         self._task = self._bar.add_task("starting", total=self._total, completed=iteration, **empty)
         self._bar.start()
 
@@ -288,7 +290,7 @@ def seconds_left(row: Row, total: int) -> float | None:
 def number(value: float | None) -> str:
     """A return for people: ``-82.4``, ``1,234``, ``0.0312``, ``-`` for none."""
     if value is None:
-        return "-"
+        return NONE
     if abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.1f}" if abs(value) >= 10 or value == 0 else f"{value:.3g}"
@@ -303,7 +305,7 @@ def between(bounds: Sequence[float | None]) -> str:
 def compact(value: float | None) -> str:
     """A count for people: ``950``, ``81.2k``, ``1.05M``, ``-`` for none."""
     if value is None:
-        return "-"
+        return NONE
     for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= 0.9995 * size:  # what would round to 1000 of the smaller unit
             return f"{value / size:#.3g}".rstrip(".") + letter
@@ -313,7 +315,7 @@ def compact(value: float | None) -> str:
 def duration(seconds: float | None) -> str:
     """``4.2 s`` below ten seconds, then ``0:42``, ``1:02:03``, ``2d 03:04:05``."""
     if seconds is None:
-        return "-"
+        return NONE
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
