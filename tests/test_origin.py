@@ -10,6 +10,7 @@ import algorithms
 import jax
 import numpy as np
 import pytest
+from probes import Pixels
 from running import begun, differing
 
 from jaxrl_scale import sweep
@@ -37,6 +38,17 @@ class Parts:
 
     def step(self, key, state, action):
         return CartPole().step(key, state, action[0])
+
+
+class Floats(Pixels):
+    """The same images, of other numbers."""
+
+    def __init__(self, dtype="float32"):
+        super().__init__(8, 1)
+        self.spec = dataclasses.replace(self.spec, observation_dtype=np.dtype(dtype))
+
+    def observe(self, column):
+        return super().observe(column).astype(self.spec.observation_dtype)
 
 
 def of_parts(*sizes):
@@ -253,6 +265,21 @@ def test_a_policy_that_does_not_fit_is_told_in_one_line(kind, runs, tmp_path):
         found(make(), other)
     assert "\n" not in str(raised.value)
     assert raised.value.status == 2
+
+
+def test_a_policy_that_has_seen_bytes_is_not_taken_for_other_numbers(tmp_path):
+    pixels = {"env": "probes:Pixels", "env_kwargs": {"edge": 8, "channels": 1}}
+    begun(tmp_path / "bytes", config_of(**pixels))
+    begun(tmp_path / "floats", config_of(env="test_origin:Floats"))
+    told = r"bytes: the policy of that run sees observations of uint8 in probes:Pixels; here they "
+    with pytest.raises(RunError, match=told + r"are of float32$"):
+        found(config_of(env="test_origin:Floats"), tmp_path / "bytes")
+    with pytest.raises(RunError, match=r"of float32 in test_origin:Floats; here they are of uint8"):
+        found(config_of(**pixels), tmp_path / "floats")
+    bytes_too = config_of(env="test_origin:Floats", env_kwargs={"dtype": "uint8"})
+    assert found(bytes_too, tmp_path / "bytes").record
+    whole = config_of(env="test_origin:Floats", env_kwargs={"dtype": "int32"})
+    assert found(whole, tmp_path / "floats").record
 
 
 def test_a_policy_is_taken_for_actions_that_differ_in_name_or_cannot_be_compared(runs, tmp_path):

@@ -188,25 +188,32 @@ def _check_fit(
                 f"{shapes[1]} here"
             )
     if (config.env, config.env_kwargs) != (other.env, other.env_kwargs):
-        _check_actions(what, other, spec)
+        _check_spaces(what, other, spec)
     if not is_own(config.network) and not is_own(other.network):
         theirs, ours = (torsos.design(x, spec).features.activation for x in (other, config))
         if theirs != ours:
             raise RunError(f"{what}: its activation is {theirs}; try --activation={theirs}")
 
 
-def _check_actions(what: str, other: Config, spec: EnvSpec) -> None:
-    """Raise a `RunError` where the other run's policy chooses actions of another kind, although its
-    arrays have the shapes of this one's: those for one of five actions are those for one of two and
-    one of three. Bounds may differ. An environment that cannot be made here is not compared."""
+def _check_spaces(what: str, other: Config, spec: EnvSpec) -> None:
+    """Raise a `RunError` where the other run's policy sees or does something else, although its
+    arrays have the shapes of this one's. Those for one of five actions are those for one of two and
+    one of three; bounds may differ. Of bytes, and of nothing else, networks make numbers from 0 to
+    1. An environment that cannot be made here is not compared."""
     try:
-        there = other.make_env().spec.action
+        there = other.make_env().spec
     except RunError:
         return
-    if _choices(there) != _choices(spec.action):
+    if _choices(there.action) != _choices(spec.action):
         raise RunError(
-            f"{what}: the policy of that run chooses actions of {there} in {other.env}; here they "
-            f"are of {spec.action}"
+            f"{what}: the policy of that run chooses actions of {there.action} in {other.env}; "
+            f"here they are of {spec.action}"
+        )
+    theirs, ours = (np.dtype(each.observation_dtype) for each in (there, spec))
+    if (theirs == np.uint8) != (ours == np.uint8):
+        raise RunError(
+            f"{what}: the policy of that run sees observations of {theirs} in {other.env}; here "
+            f"they are of {ours}"
         )
 
 
