@@ -664,6 +664,36 @@ def test_a_parameter_that_json_does_not_know_is_refused():
         config.check(DEFAULTS.replace(env_kwargs={3: 4}))
 
 
+def test_parameters_that_hold_themselves_or_are_nested_too_deeply_are_refused(write, tmp_path):
+    endless, rings, deep = {}, [], {}
+    endless["a"] = endless
+    rings.append(rings)
+    for _ in range(5000):
+        deep = {"a": deep}
+    for name in ("env_kwargs", "test_env_kwargs"):
+        for value in (endless, {"a": rings}, deep):
+            with pytest.raises(
+                RunError, match=f"^{name} holds itself, or is nested too deeply; it"
+            ):
+                DEFAULTS.replace(**{name: value})
+    file = write(
+        """
+        from jaxrl_scale import Config
+        def get_config():
+            endless = {}
+            endless["a"] = endless
+            return Config(env="CartPole-v1", env_kwargs=endless)
+        """
+    )
+    assert f"config file {file}: env_kwargs holds itself" in refused("--config", file)
+    many = "[" * 5000 + "]" * 5000
+    as_text = loaded(f"--env_kwargs.gravity={many}")
+    with pytest.raises(RunError, match=r"^env_kwargs\.gravity='\[{58}… should be a number$"):
+        as_text.make_env()
+    (tmp_path / "config.json").write_text(f'{{"env_kwargs": {many}}}')
+    assert f"{tmp_path / 'config.json'} is damaged: " in refused("--resume", str(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("argv", "said"),
     [

@@ -234,8 +234,14 @@ class Config:
                 given[name] = os.fspath(given[name])
         if isinstance(given["hidden_sizes"], list):
             given["hidden_sizes"] = tuple(given["hidden_sizes"])
-        for name, value in with_pythons_numbers(given).items():
-            object.__setattr__(self, name, value)
+        for name, value in given.items():
+            try:
+                object.__setattr__(self, name, with_pythons_numbers(value))
+            except RecursionError:
+                raise RunError(
+                    f"{name} holds itself, or is nested too deeply; it should hold finite numbers, "
+                    "texts and lists, because it becomes JSON"
+                ) from None
 
     def replace(self, **changes: Any) -> Config:
         """A copy with other values for some options."""

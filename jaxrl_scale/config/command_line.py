@@ -397,6 +397,6 @@ def _parse_literal(text: str) -> Any:
     if text.lower() in words:
         return words[text.lower()]
     for read in (int, json.loads):  # JSON does not know 1_000
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             return read(text)
     return text

@@ -199,7 +199,8 @@ def read_config(path: Path, look: bool = False) -> Config:
         raise
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:  # RunError among them
+    # A RunError is a ValueError; of lists that are nested too deeply JSON makes a RecursionError.
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if found := re.search(r"unexpected keyword argument '(\w+)'", str(error)):
             whose = f"algorithm {name!r}" if is_own(name) else "this version of jaxrl_scale"
             raise RunError(f"{path} has a field {found[1]!r} that {whose} does not know") from None

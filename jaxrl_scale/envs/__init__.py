@@ -38,7 +38,7 @@ from jaxrl_scale.envs.check import check_spec
 from jaxrl_scale.envs.check import on_host as on_host
 from jaxrl_scale.envs.debug import play as play
 from jaxrl_scale.errors import RunError, closest, one_line
-from jaxrl_scale.options import has_type, type_name
+from jaxrl_scale.options import has_type, shown, type_name
 from jaxrl_scale.user_code import errors_in_one_line, is_own, load_by_name
 
 _BUILT_IN = {
@@ -190,7 +190,7 @@ def _check_numbers(build: Callable[..., Any], kwargs: dict[str, Any]) -> None:
         hints = typing.get_type_hints(build.__init__ if isinstance(build, type) else build)  # type: ignore[misc]
     for name, value in kwargs.items():
         if isinstance(value, str) and (hint := hints.get(name)) in (bool, int, float):
-            raise RunError(f"env_kwargs.{name}={value!r} should be {type_name(hint)}")
+            raise RunError(f"env_kwargs.{name}={shown(value)} should be {type_name(hint)}")
 
 
 def _checked(build: type, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -200,6 +200,6 @@ def _checked(build: type, kwargs: dict[str, Any]) -> dict[str, Any]:
         if isinstance(value, list) and has_type(tuple(value), hints[name]):
             value = tuple(value)  # which a command line and JSON do not have
         if not has_type(value, hints[name]):
-            raise RunError(f"env_kwargs.{name}={value!r} should be {type_name(hints[name])}")
+            raise RunError(f"env_kwargs.{name}={shown(value)} should be {type_name(hints[name])}")
         checked[name] = value
     return checked
