@@ -24,7 +24,7 @@ from gymnasium import spaces
 from jaxrl_scale.envs import gymnasium_masks, gymnasium_spaces
 from jaxrl_scale.envs.check import is_name, some_action
 from jaxrl_scale.errors import RunError, closest
-from jaxrl_scale.types import EnvSpec, HostStep
+from jaxrl_scale.types import ActionSpace, EnvSpec, HostStep
 from jaxrl_scale.user_code import errors_in_one_line
 
 
@@ -52,43 +52,43 @@ class GymnasiumEnvironment:
         self._what = f"environment {f'gymnasium:{name}'!r}"
         self._told = 0  # numbers of the mask that it tells beside its observations
         with closing(self.make()) as env:
-            for space in ("observation_space", "action_space"):
-                if not isinstance(getattr(env.unwrapped, space, None), spaces.Space):
-                    raise RunError(
-                        f"{self._what} has no {space}; it should be a gymnasium.spaces.Space"
-                    )
+            _check_spaces(self._what, env)
             if "rgb_array" in env.metadata.get("render_modes", ()):
                 self._kwargs.setdefault("render_mode", "rgb_array")
+            self.is_own = _is_own(env)
             action = gymnasium_spaces.action(self._what, env.action_space)
-            # Whether the class is the user's, and not one of an installed package.
-            module = sys.modules.get(type(env.unwrapped).__module__)
-            self.is_own = "-packages" not in (getattr(module, "__file__", None) or "")
-            bare = env.unwrapped
-            info_of_bare = self._begin(bare)[1] if self.is_own else {}
+            info_of_bare = self._begin(env.unwrapped)[1] if self.is_own else {}
             if gymnasium_masks.may_be_told(env.observation_space, action):
                 told = gymnasium_masks.are_told(env, self._begin(env)[1])
                 self._told = told * sum(action.sizes)
             seen = self._with_mask(env)
-            shape, dtype = gymnasium_spaces.observation(self._what, seen.observation_space)
             self._spaces = seen.observation_space, env.action_space
             self._take = gymnasium_spaces.taking(env.action_space)
-            self.spec = EnvSpec(
-                id=f"gymnasium:{name}",
-                observation_shape=shape,
-                action=action,
-                max_episode_steps=getattr(env.spec, "max_episode_steps", None),
-                gymnasium_id=name,
-                observation_dtype=dtype,
-                action_mask=gymnasium_spaces.has_mask(self._what, seen.observation_space, action),
-            )
-            # Where a step returns too much, wrappers would take it apart; but where one of them
-            # tells the mask, nobody knows without it which action is allowed.
-            known = not self.spec.action_mask or gymnasium_masks.tells(bare, info_of_bare)
-            if self.is_own and known:
-                self._first_info(self._with_mask(bare))
+            self.spec = self._spec_of(seen, action)
+            if self.is_own:
+                self._check_bare(env.unwrapped, info_of_bare)
             info = self._first_info(seen)
             names = tuple(name for name, x in info.items() if is_name(name) and _is_number(x))
             self.spec = dataclasses.replace(self.spec, info=names)
+
+    def _spec_of(self, env: gymnasium.Env, action: ActionSpace) -> EnvSpec:
+        """The spec of an environment with its mask; ``info`` is not known yet."""
+        shape, dtype = gymnasium_spaces.observation(self._what, env.observation_space)
+        return EnvSpec(
+            id=f"gymnasium:{self._name}",
+            observation_shape=shape,
+            action=action,
+            max_episode_steps=getattr(env.spec, "max_episode_steps", None),
+            gymnasium_id=self._name,
+            observation_dtype=dtype,
+            action_mask=gymnasium_spaces.has_mask(self._what, env.observation_space, action),
+        )
+
+    def _check_bare(self, bare: gymnasium.Env, info: dict[Any, Any]) -> None:
+        """Check a first step without wrappers, which would fail at a method that returns too many
+        things. Where one of them tells the mask, no allowed action is known without it."""
+        if not self.spec.action_mask or gymnasium_masks.tells(bare, info):
+            self._first_info(self._with_mask(bare))
 
     def _begin(self, env: gymnasium.Env) -> Any:
         """What a reset returns. Raises a `RunError` where that is not two things."""
@@ -267,6 +267,19 @@ class GymnasiumSimulator:
             game_over=np.zeros(n, bool),
             info={name: np.zeros(n, np.float32) for name in self._spec.info},
         )
+
+
+def _check_spaces(what: str, env: gymnasium.Env) -> None:
+    """Raise a `RunError` where an environment does not say what it sees or does."""
+    for space in ("observation_space", "action_space"):
+        if not isinstance(getattr(env.unwrapped, space, None), spaces.Space):
+            raise RunError(f"{what} has no {space}; it should be a gymnasium.spaces.Space")
+
+
+def _is_own(env: gymnasium.Env) -> bool:
+    """Whether the environment's class is the user's, and not one of an installed package."""
+    module = sys.modules.get(type(env.unwrapped).__module__)
+    return "-packages" not in (getattr(module, "__file__", None) or "")
 
 
 _PARTS = {
