@@ -265,6 +265,32 @@ def test_two_episodes_in_one_rollout_teach_what_they_teach_apart(module):
 
 @pytest.mark.quickly
 @each_algorithm
+def test_learning_begins_with_the_memory_that_each_environment_had(module):
+    """Without a step of the optimiser the entropy is that of the policy that acted."""
+    _, rollout = two_episodes(np.random.default_rng(2), module)
+    rollout = rollout._replace(is_first=rollout.is_first & (np.arange(5) > 0)[:, None])
+    update, shared = program(module, 4, 2, True)
+    params = jax.tree.map(lambda x: 20 * x, shared.params)  # not the uniform policy
+    options = dataclasses.replace(shared.options, learning_rate=jnp.float32(0))
+    config = Config(hidden_sizes=(16,), algo=options_of(module))
+    network = networks.make_policy(config, SPEC, recurrent=True)
+
+    def entropy(carry):
+        _, (policy, _) = network.apply(params, carry, rollout.obs[0, :4], rollout.is_first[0, :4])
+        return network.policy.entropy(policy)[rollout.valid[0]].mean()
+
+    expected = pytest.approx(float(entropy(rollout.carry[0])), rel=1e-5)
+    for others in (rollout.carry[0, ::-1], np.zeros((2, 16), np.float32)):
+        assert entropy(others) != expected
+    for seed in range(4):  # the orders in which environments are learned from
+        start = shared._replace(params=params, options=options)
+        key = jax.random.key(seed)
+        _, _, metrics = update(start, jnp.zeros((1, 2)), rollout, key, time_at(0))
+        assert metrics["entropy"] == expected
+
+
+@pytest.mark.quickly
+@each_algorithm
 def test_acting_empties_the_memory_where_an_episode_begins(module):
     rng = np.random.default_rng(3)
     _, params = random_network(rng, (6, 16))
