@@ -109,6 +109,12 @@ def _beginning(config):
     return state
 
 
+def beginnings_that_differ(config):
+    """`differing` of the state that an agent begins with, alone on a device and beside another."""
+    alone, among = (_beginning(config.replace(devices=1, num_seeds=n)) for n in (1, 2))
+    return differing(alone, jax.tree.map(lambda x: x[:1], among))
+
+
 def once(make, config):
     """What ``make`` makes of the config, until `forget_programs` the same."""
     key = make, repr(config), programs_as_users

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from running import (
     beginning,
+    beginnings_that_differ,
     differing,
     run,
     runner_of,
     shared_runner,
     small,
     steps,
-    uncompiled,
     whole,
 )
 
@@ -149,12 +149,7 @@ class Own(nn.Module):
 def test_an_agent_begins_with_the_same_bits_beside_others(config):
     """XLA fused flax's initializers with what is done with the weights, in a loop over the agents
     of a device otherwise than without one."""
-    config = config.replace(devices=1)
-    alone, among = (
-        runner.fetch(runner.init())
-        for runner in map(uncompiled, (config, config.replace(num_seeds=2)))
-    )
-    assert differing(alone, jax.tree.map(lambda x: x[:1], among)) == []
+    assert beginnings_that_differ(config) == []
 
 
 @pytest.mark.slow

@@ -104,7 +104,8 @@ def loss(
 def without_what_is_not_used(rollout: Rollout) -> Rollout:
     """The rollouts ``[S, T, B]`` with zeros for what no loss depends on, but which may be NaN and
     so reach the gradient as 0 * NaN: the actions of reset steps, and the observations that
-    terminated an episode. Those that truncated one are bootstrapped from."""
+    terminated an episode. Those that truncated one are bootstrapped from. The memory becomes
+    ``[S, 1, B, ...]``, so that the environments are the same axis of all."""
     behind = jnp.concatenate([~rollout.valid[:, :1], rollout.terminated], 1)
     return rollout._replace(
         carry=jax.tree.map(lambda x: x[:, None], rollout.carry),
@@ -139,7 +140,7 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         rollout, local, discounted = normalize.scale_rewards(
             pool, shared.discounted, local, rollout, options.gamma
         )
-        trajectories = without_what_is_not_used(rollout)  # [S, T, B, ...], carry [S, 1, B, ...]
+        trajectories = without_what_is_not_used(rollout)  # [S, T, B, ...]
         minibatches = config.steps_per_iteration // options.minibatch_size
         orders = permute.minibatches(pool, key, config.envs_per_shard, options.epochs, minibatches)
         optimizer = optim.make(options, time.progress)
