@@ -162,6 +162,23 @@ class Push:
         return state, TimeStep(state, -jnp.square(position), jnp.abs(state[0]) > 2, NO)
 
 
+class Formulas:
+    """Observations and rewards of products and sums, which can be rounded in several ways."""
+
+    spec = spec("Formulas", actions=3, size=3, limit=7)
+
+    def reset(self, key):
+        state = jnp.tanh(jax.random.normal(key, (3,)))
+        return state, state * 2 - 0.3
+
+    def step(self, key, state, action):
+        push = jnp.sin(state) * action + jax.random.normal(key) * state[::-1]
+        state = state + 0.1 * jnp.tanh(push)
+        reward = jnp.cos(state[0]) * state[2] - 0.1 * jnp.square(state).sum()
+        obs = jnp.tanh(state * state[0] - push) + state * 0.5
+        return state, TimeStep(obs, reward, jnp.abs(state[0]) > 1, NO)
+
+
 class Pixels:
     """Images of bytes, with as many pixels along an edge as asked for: a bright bar that moves a
     column a step; the reward says whether it is in the left half, as the action should.

@@ -24,7 +24,7 @@ from running import (
     whole,
 )
 
-from jaxrl_scale.algos import dqn, impala, sac
+from jaxrl_scale.algos import a2c, dqn, impala, sac
 from jaxrl_scale.config import Config
 from jaxrl_scale.loop import state as run_state
 from jaxrl_scale.parallel import backend, sums
@@ -150,6 +150,17 @@ def test_an_agent_begins_with_the_same_bits_beside_others(config):
     """XLA fused flax's initializers with what is done with the weights, in a loop over the agents
     of a device otherwise than without one."""
     assert beginnings_that_differ(config) == []
+
+
+def test_an_agent_of_one_shard_has_the_same_bits_beside_others():
+    """Its computations stand in a loop where a device holds several agents, and by themselves where
+    it holds one. Rollouts of one step are in no loop of their own."""
+    sizes = {"num_envs": 8, "num_shards": 1, "rollout_length": 1, "hidden_sizes": (16,)}
+    config = Config(env="probes:Formulas", algo=a2c.Config(), devices=1, iterations=8, **sizes)
+    alone, history = whole(config)
+    two, of_two = whole(config.replace(num_seeds=2))
+    assert differing(alone, jax.tree.map(lambda x: x[:1], two)) == []
+    assert differing(history, jax.tree.map(lambda x: x[:1], of_two)) == []
 
 
 @pytest.mark.slow

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from math import prod
 
 import jax
 import jax.numpy as jnp
 from flax.typing import Initializer
 
-from jaxrl_scale.types import Array, Key, PyTree
+from jaxrl_scale.types import Array, Key
 
 _USUAL_WIDTHS = (64, 128, 256, 512)
 
@@ -30,26 +29,6 @@ def orthogonal(gain: float = 1.0) -> Initializer:
         return gain * (vectors.T if rows >= columns else vectors).reshape(shape)
 
     return init
-
-
-def walled(init: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """``init`` as a branch, whose results always reach memory, under a condition that always holds
-    and that XLA cannot see through.
-
-    The initializers of flax are polynomials of random numbers, which XLA fuses with whatever is
-    done with the weights. That depends on how many agents a device holds, and so did the last bits
-    of the weights. `orthogonal` needs no such wall, as it ends with a loop.
-    """
-
-    def begin(*args: PyTree) -> PyTree:
-        def nothing(*args: PyTree) -> PyTree:
-            shapes = jax.eval_shape(init, *args)
-            return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-
-        always = jax.lax.optimization_barrier(jnp.int32(1))
-        return jax.lax.cond(always == 1, init, nothing, *args)
-
-    return begin
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))  # layers of one shape are traced once

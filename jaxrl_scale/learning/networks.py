@@ -31,7 +31,6 @@ import jax.numpy as jnp
 from jaxrl_scale.errors import RunError, how_many
 from jaxrl_scale.learning import action_mask, distributions, normalize, products, torsos
 from jaxrl_scale.learning.distributions import Distribution
-from jaxrl_scale.learning.initializers import walled
 from jaxrl_scale.learning.masks import trailing
 from jaxrl_scale.learning.modules import (
     ActionValues,
@@ -41,6 +40,7 @@ from jaxrl_scale.learning.modules import (
     TwinValues,
     duel,
 )
+from jaxrl_scale.learning.wall import walled
 from jaxrl_scale.options import Sizes
 from jaxrl_scale.types import Array, Box, Discrete, EnvSpec, Key, MultiDiscrete, PyTree, Rollout
 from jaxrl_scale.user_code import describe, errors_in_one_line, is_own, show_arrays
@@ -405,7 +405,12 @@ def values(
 def _functions(
     config: Sizes, module: nn.Module, spec: EnvSpec
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """``init(key) -> params`` and ``apply(params, obs)``."""
+    """``init(key) -> params`` and ``apply(params, obs)``.
+
+    The initializers of flax are polynomials of random numbers. XLA would fuse them with whatever is
+    done with the weights, which depends on how many agents a device holds, and so would the last
+    bits of the weights. `initializers.orthogonal` needs no wall against it, as it ends with a loop.
+    """
 
     def init(key: Key) -> PyTree:
         obs = jnp.zeros((1, *spec.observation_shape), spec.observation_dtype)

@@ -15,7 +15,7 @@ from jax.flatten_util import ravel_pytree
 
 from jaxrl_scale.config import Config
 from jaxrl_scale.errors import RunError
-from jaxrl_scale.learning.initializers import walled
+from jaxrl_scale.learning.wall import walled
 from jaxrl_scale.loop import contract
 from jaxrl_scale.loop.keys import INIT, UPDATE, agent_key, agent_seeds
 from jaxrl_scale.records.rows import OF_THE_RUN

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
+from jaxrl_scale.learning.wall import walled
 from jaxrl_scale.types import MOST_SHARDS, Array, Pool, PyTree
 
 AXIS = "devices"
@@ -181,8 +182,9 @@ def _pool(
         return _at_once(total, tree)
 
     def map_shards(f: Callable[..., PyTree], *trees: PyTree) -> PyTree:
-        # The device's index is known at run time only, and 1 + index // devices is always 1.
-        if at_hand == 1 and num_shards > 1:
+        if num_shards == 1:  # no loop, but other surroundings where a device holds several agents
+            return map_exact(walled(f), *trees)
+        if at_hand == 1:  # its index is known at run time only, and 1 + index // shards is always 1
             return map_exact(f, *trees, trips=1 + device_index() // num_shards)
         return map_exact(f, *trees)
 
