@@ -23,6 +23,7 @@ from test_randomness import Recorder
 from test_throwaway_algorithms import make_recurrent
 
 from jaxrl_scale import load
+from jaxrl_scale.algos import pqn
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.loop import evaluator, host_rollout, stop
 from jaxrl_scale.loop.evaluator import HostEvaluator
@@ -158,6 +159,16 @@ def test_an_agent_with_a_memory_among_others_is_the_single_run_of_its_seed():
     several, _ = run(config.replace(num_seeds=3, seed=5, devices=2))
     single, _ = run(config.replace(seed=7))
     assert differing(single, jax.tree.map(lambda x: x[2:], several)) == []
+
+
+def test_the_metrics_of_an_agent_are_the_same_beside_others():
+    """Nothing of an update that one agent makes by itself stands in a loop, unless it is put there:
+    then the learning rate, a product and a difference, was rounded otherwise than beside others."""
+    sizes = {"num_envs": 16, "num_shards": 2, "rollout_length": 2, "iterations": 7}
+    config = CONFIG.replace(algo=pqn.Config(minibatch_size=32), **sizes)
+    (alone, history), (two, of_two) = run(config), run(config.replace(num_seeds=2))
+    assert differing(history, jax.tree.map(lambda x: x[:1], of_two)) == []
+    assert differing(alone, jax.tree.map(lambda x: x[:1], two)) == []
 
 
 @pytest.mark.quickly

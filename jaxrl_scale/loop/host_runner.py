@@ -155,9 +155,13 @@ class HostRunner(PlacedAgents):
         num_iterations: Array,
         stop: Array,
     ) -> tuple[State, Report, Array]:
-        after, reports = self.placement.map_agents(
-            partial(self._update_agent, num_iterations), before, first_carry, gathered
-        )
+        update = partial(self._update_agent, num_iterations)
+
+        def step(before: State) -> tuple[State, Report]:
+            return self.placement.map_agents(update, before, first_carry, gathered)
+
+        # It is one round, which XLA does not know and so does not inline.
+        after, reports = state.repeated(step, before, jnp.minimum(num_iterations, 1), most=2)
         reports = summed(self.pool.after(after.shared), reports)
         return after, *self.placement.publish(reports, stop)
 
@@ -209,8 +213,7 @@ class HostRunner(PlacedAgents):
             self._num_iterations,
             self.placement.split_scalar(float(stop)),
         )
-        reports = jax.tree.map(lambda x: x[:, None], self.placement.read(reports))
-        rows = unpack(reports, count)
+        rows = unpack(self.placement.read(reports), count)
         return _with_games(devices, games), rows, self.placement.join_number(stops) > 0
 
     def _collect(self, games: Games, devices: State, since: int) -> State:

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from jaxrl_scale.config import Config
 from jaxrl_scale.loop import rollout, state
@@ -103,19 +102,8 @@ class Runner(PlacedAgents):
         """``count`` iterations, their reports in room for all that one call may make, ``[P', K,
         n]``, and the most ``seconds`` that any process gave. The count is traced, so that there is
         one program and one order of sums."""
-        step = partial(self._step_agent, num_iterations)
-        steps = jax.jit(partial(self.placement.map_agents, step), inline=True)  # traced once
-        _, shapes = jax.eval_shape(steps, before)
-        room = jax.tree.map(
-            lambda x: jnp.zeros((len(x), MOST_AT_ONCE, *x.shape[1:]), x.dtype), shapes
-        )
-
-        def iteration(k: Array, moving: tuple[State, Report]) -> tuple[State, Report]:
-            after, report = steps(moving[0])
-            put = partial(jax.lax.dynamic_update_index_in_dim, index=k, axis=1)
-            return after, jax.tree.map(put, moving[1], report)
-
-        after, reports = jax.lax.fori_loop(0, count, iteration, (before, room))
+        step = partial(self.placement.map_agents, partial(self._step_agent, num_iterations))
+        after, reports = state.repeated(step, before, count, MOST_AT_ONCE)
         reports = summed(self.pool, reports)
         return after, *self.placement.publish(reports, seconds)
 

@@ -100,6 +100,29 @@ def summed(pool: Pool, reports: Report) -> Report:
     return reports._replace(counts=pool.sum(counts))
 
 
+def repeated(
+    step: Callable[[State], tuple[State, Report]], before: State, count: Array, most: int
+) -> tuple[State, Report]:
+    """``count`` times ``before, report = step(before)`` of the agents of a device, and the reports
+    of all in room for ``most``, ``[P', most, n]``.
+
+    A device with several agents computes them in a loop and puts what they report into one array.
+    XLA fuses otherwise where this is not done, so a single agent is computed in a loop as well, and
+    its report put into room for at least two.
+    """
+    step = jax.jit(step, inline=True)  # traced once, for its shapes and for the loop
+    _, shapes = jax.eval_shape(step, before)
+    room = jax.tree.map(lambda x: jnp.zeros((len(x), most, *x.shape[1:]), x.dtype), shapes)
+
+    def once(k: Array, moving: tuple[State, Report]) -> tuple[State, Report]:
+        after, report = step(moving[0])
+        put = partial(jax.lax.dynamic_update_index_in_dim, index=k, axis=1)
+        return after, jax.tree.map(put, moving[1], report)
+
+    after: tuple[State, Report] = jax.lax.fori_loop(0, count, once, (before, room))
+    return after
+
+
 Rows = list[dict[str, np.ndarray]]
 """Metrics by name, ``[P]`` each, of one iteration after the other."""
 
