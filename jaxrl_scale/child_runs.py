@@ -14,7 +14,7 @@ from pathlib import Path
 from jaxrl_scale import commands
 from jaxrl_scale.config import command_line
 from jaxrl_scale.errors import FINISHED, MISTAKE, UNFINISHED, how_many, make_folder, printable
-from jaxrl_scale.records.past_run import finished, last_error, read_trace
+from jaxrl_scale.records.past_run import finished, last_error, log_sizes, read_trace
 from jaxrl_scale.records.run_directory import holds_run, io_errors, short
 from jaxrl_scale.records.terminal import compact, duration, number
 
@@ -52,13 +52,15 @@ def train(
         if not ours:
             print(f"{title}: another command trains it now", flush=True)
             return MISTAKE
+        earlier = log_sizes(run)
         status = launch(arguments, run)
     if finished(run):
         trace = read_trace(run)
         said = f"{compact(trace.speed)} steps/s, return {number(trace.score)}"
         print(f"{title}: {said}, {duration(time.monotonic() - began)}", flush=True)
     else:
-        print(printable(f"{title}: exit status {status}: {last_error(run)}"), flush=True)
+        why = last_error(run, earlier)
+        print(printable(f"{title}: exit status {status}: {why}"), flush=True)
     return status
 
 

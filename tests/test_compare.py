@@ -269,6 +269,18 @@ def test_what_another_command_trains_is_left_to_it_and_its_log_is_its_own(tmp_pa
     assert (run / "process0.log").read_text() == ""
 
 
+def test_a_run_that_ended_again_is_told_without_an_error_of_an_earlier_start(tmp_path, capsys):
+    run = tmp_path / "seed0"
+
+    def ending(words):
+        program = ["sh", "-c", f"echo {words}; exit 3"]
+        return lambda arguments, path: child_runs.together(path, program, [os.environ])
+
+    for words, said in (("error: no room", "no room"), ("50%", "50%")):
+        assert child_runs.train(run, [], ending(words)) == 3
+        assert capsys.readouterr().out == f"{run}: exit status 3: {said}\n"
+
+
 # --- mistakes -------------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -271,11 +271,18 @@ def finished(path: Path, until: int | None = None) -> bool:
     return there or summary.get("status") in _ENDS
 
 
-def last_error(path: Path) -> str:
+def log_sizes(path: Path) -> dict[str, int]:
+    """The bytes of each log ``process*.log`` of a run directory, by its name."""
+    return {log.name: log.stat().st_size for log in path.glob("process*.log")}
+
+
+def last_error(path: Path, earlier: Mapping[str, int] | None = None) -> str:
     """The last line that begins with ``error:`` in the logs ``process*.log`` of a run directory,
-    or else their last line."""
-    logs = sorted(path.glob("process*.log"))
-    lines = [line for log in logs for line in log.read_text(errors="replace").splitlines() if line]
+    or else their last line. What earlier starts have written, so many bytes of each log, is passed
+    over."""
+    passed, logs = earlier or {}, sorted(path.glob("process*.log"))
+    written = [log.read_bytes()[passed.get(log.name, 0) :].decode(errors="replace") for log in logs]
+    lines = [line for text in written for line in text.splitlines() if line]
     told = [line for line in lines if line.startswith("error: ")]
     return (told or lines or ["its processes wrote nothing"])[-1].removeprefix("error: ")
 
