@@ -131,8 +131,9 @@ class Runs(NamedTuple):
 
 
 def read(folder: Path) -> Runs:
-    """All runs of a folder, each read once."""
-    paths = sorted(path for path in folder.glob("*/*/seed*") if path.is_dir())
+    """All runs of a folder, each read once. A copy beside them, ``seed0.old`` say, is none."""
+    below = sorted(path for path in folder.glob("*/*/seed*") if path.is_dir())
+    paths = [path for path in below if re.fullmatch(r"seed\d+", path.name)]
     with commands.working("reading the runs"):
         found = {path: _read(path) for path in paths}
     ended = {path: run for path, run in found.items() if isinstance(run, PastRun)}

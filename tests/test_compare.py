@@ -1,5 +1,6 @@
 """The comparison of configs in environments: one tiny one for real, and its mistakes."""
 
+import dataclasses
 import json
 import os
 import re
@@ -122,6 +123,15 @@ def test_seeds_that_lack_rows_are_compared_where_all_have_one(tmp_path):
     path.write_text("".join(x for x in lines if '"iteration": 2' in x))
     with pytest.raises(RunError, match="have no rows of the same iteration"):
         past_run.side_by_side([past_run.read(tmp_path / x) for x in "01"], tmp_path)
+
+
+def test_a_run_of_several_agents_is_no_seed_beside_others(tmp_path):
+    for seed in (0, 1):
+        write_run(tmp_path / str(seed), "CartPole-v1", seed, 9.0)
+    one, other = (past_run.read(tmp_path / x) for x in "01")
+    several = dataclasses.replace(other, config=other.config.replace(num_seeds=4))
+    with pytest.raises(RunError, match="1 has 4 agents, and the runs beside it are one agent each"):
+        past_run.side_by_side([one, several], tmp_path)
 
 
 def test_a_time_that_some_seeds_do_not_have_is_none_of_all(tmp_path):
@@ -279,6 +289,13 @@ def test_a_run_that_ended_again_is_told_without_an_error_of_an_earlier_start(tmp
     for words, said in (("error: no room", "no room"), ("50%", "50%")):
         assert child_runs.train(run, [], ending(words)) == 3
         assert capsys.readouterr().out == f"{run}: exit status 3: {said}\n"
+
+
+def test_folders_beside_the_runs_of_a_comparison_are_no_seeds(tmp_path):
+    """As where a run was moved away or copied before it was trained again."""
+    for name in ("seed0", "seed1", "seed0.old", "seed1 copy", "seeds"):
+        write_run(tmp_path / "CartPole-v1" / "quick" / name, "CartPole-v1", 0, 10.0)
+    assert [path.name for path in compare.read(tmp_path).ended] == ["seed0", "seed1"]
 
 
 # --- mistakes -------------------------------------------------------------------------------

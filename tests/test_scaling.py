@@ -219,6 +219,7 @@ def test_a_study_is_analysed_from_its_folder(tmp_path, capsys):
     write_run(tmp_path / one.name / "seed0-repeat0", speeds=[1, 100_000, 100_000])
     write_run(tmp_path / two.name / "seed0-repeat0", speeds=[1, 180_000, 180_000], devices=2)
     write_run(tmp_path / two.name / "seed0-repeat1", speeds=[1, 190_000, 190_000], devices=2)
+    write_run(tmp_path / two.name / "seed0-repeat1.old", speeds=[1, 900, 900])  # moved away
     write_run(tmp_path / three.name / "seed0-repeat0", speeds=[1, 1, 1], status="stopped")
     assert scaling.main(["--analyse", str(tmp_path)]) == 0
     table = (tmp_path / "scaling.md").read_text()

@@ -182,6 +182,11 @@ def side_by_side(runs: Sequence[PastRun], path: Path) -> PastRun:
     A run that failed has no numbers here, as an agent that failed has none. An iteration of which
     one of the others has no row, as where its metrics are damaged, has none here.
     """
+    if several := next((run for run in runs if run.config.num_seeds > 1), None):
+        raise RunError(
+            f"{short(several.path)} has {several.config.num_seeds} agents, and the runs beside it "
+            "are one agent each; move it elsewhere"
+        )
     failed = [k for k, run in enumerate(runs) if run.summary["failed"]]
     kept = [run for run in runs if not run.summary["failed"]] or runs
     logged = set.intersection(*({row["iteration"] for row in run.rows} for run in kept))

@@ -7,6 +7,7 @@ directory of its own, ``POINT/seed0-repeat0``, and all numbers are read from the
 from __future__ import annotations
 
 import dataclasses
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -101,7 +102,9 @@ def read_study(folder: Path) -> tuple[dict[str, Any], list[Result]]:
         raise RunError(f"{short(folder)} holds no scaling study: it has no study.json")
     results = []
     for point in _points(study):
-        runs = sorted(path for path in (folder / point.name).glob("seed*") if finished(path))
+        there = sorted((folder / point.name).glob("seed*"))
+        ours = [path for path in there if re.fullmatch(r"seed\d+-repeat\d+", path.name)]  # no copy
+        runs = [path for path in ours if finished(path)]
         first = [run for run in runs if run.name.endswith("-repeat0")]
         traces = [read_trace(run) for run in first]
         others = [read_trace(run) for run in runs if run not in first]
