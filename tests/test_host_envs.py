@@ -27,7 +27,7 @@ from running import run, runner_of, small, steps
 
 from jaxrl_scale import envs
 from jaxrl_scale.config import Config
-from jaxrl_scale.envs import envpool_adapter, games, scores
+from jaxrl_scale.envs import envpool_adapter, games, gymnasium_spaces, scores
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.loop import host_rollout
 from jaxrl_scale.loop.agent import Agent
@@ -800,6 +800,33 @@ def test_observations_of_several_parts_become_one_vector(told, obs, seen, vector
     )
     with pytest.raises(RunError, match="this is no observation of"):
         env.seen("neither" if kind != "Dict" else {"arm": 3})
+
+
+@pytest.mark.parametrize(
+    ("seen", "vector"),
+    [
+        ((np.float64([2.5, 0]), 3), [2.5, 0, 0, 0, 1]),  # another dtype, and beyond the bounds
+        (([0.5, -0.5], True), [0.5, -0.5, 1, 0, 0]),
+        ((np.float32([0.5]), 1), None),
+        ((np.float32([0.5, 0]), 0), None),  # would be the last of the three
+        ((np.float32([0.5, 0]), 4), None),
+        ((np.float32([0.5, 0]), 1.0), None),
+        ((np.float32([0.5, 0]),), None),
+    ],
+)
+def test_an_observation_of_parts_is_one_in_a_run_where_it_is_one_of_an_agent(told, seen, vector):
+    parts = spaces.Tuple([spaces.Box(-1, 1, (2,)), spaces.Discrete(3, start=1)])
+    if vector:
+        env = envs.make(told, obs=parts, seen=seen)
+        simulator = env.simulate(SEEDS[:1], 1)
+        np.testing.assert_array_equal(simulator.reset(), [vector])
+        np.testing.assert_array_equal(env.seen(seen), vector)
+        simulator.close()
+        return
+    with pytest.raises(RunError, match=r"returned the observation .*; its space is Tuple"):
+        envs.make(told, obs=parts, seen=seen)
+    with pytest.raises(RunError, match="this is no observation of Tuple"):
+        gymnasium_spaces.seen(parts, seen)
 
 
 def test_actions_of_different_bounds_are_scaled_from_minus_one_to_one(told):

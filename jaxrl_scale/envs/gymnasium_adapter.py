@@ -233,12 +233,9 @@ class GymnasiumSimulator:
 
     def _observe(self, i: int, obs: Any) -> None:
         space = self._envs[i].observation_space
-        if isinstance(space, spaces.Discrete):
-            if not space.contains(obs):  # a negative index would count from the end
-                raise RunError(f"{self._what} returned the observation {obs}; its space is {space}")
-            self._seen.obs[i, obs - space.start] = 1
-            return
         if not (isinstance(space, spaces.Box) and space.shape):
+            if not gymnasium_spaces.fits(space, obs):
+                raise RunError(f"{self._what} returned the observation {obs}; its space is {space}")
             self._seen.obs[i] = gymnasium_spaces.flat(space, obs)
             return
         if np.shape(obs) != self._spec.observation_shape:  # NumPy might stretch it

@@ -21,8 +21,7 @@ the bounds.
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -132,14 +131,40 @@ def seen(space: Any, obs: Any) -> np.ndarray:
             return numbers
         return (numbers[..., None] == int(space.start) + np.arange(int(space.n))).astype(np.float32)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # where a list stands for an array
-            if space.contains(obs):
-                return flat(space, obs)
+        if fits(space, obs):
+            return flat(space, obs)
         batch = batch_space(space, len(jax.tree.leaves(obs)[0]))
-        return np.stack([flat(space, each) for each in iterate(batch, obs)])
+        several = list(iterate(batch, obs))
     except (TypeError, ValueError, KeyError, IndexError) as error:
         raise RunError(f"this is no observation of {space}: {error!r}") from None
+    if not several or not all(fits(space, each) for each in several):
+        raise RunError(f"this is no observation of {space}, and no batch of these")
+    return np.stack([flat(space, each) for each in several])
+
+
+def fits(space: Any, obs: Any) -> bool:
+    """Whether it is one observation of a space that is seen as a vector. Numbers of a ``Box`` may
+    be of another dtype or beyond its bounds, as those of many environments are. Those that stand
+    for a place in the vector may not, as there they would count from its end, or as another."""
+    if isinstance(space, spaces.Dict):
+        there = isinstance(obs, Mapping) and space.spaces.keys() <= obs.keys()
+        return there and all(fits(part, obs[name]) for name, part in space.spaces.items())
+    if isinstance(space, spaces.Tuple):
+        there = isinstance(obs, tuple | list) and len(obs) == len(space.spaces)
+        return there and all(map(fits, space.spaces, obs))
+    try:
+        array = np.asarray(obs)
+    except ValueError:  # lists of several lengths
+        return False
+    if array.shape != space.shape or array.dtype.kind not in "biuf":
+        return False
+    if isinstance(space, spaces.Box):
+        return True
+    if isinstance(space, spaces.MultiBinary):
+        return bool(((array == 0) | (array == 1)).all())
+    place = array - space.start
+    count = space.n if isinstance(space, spaces.Discrete) else space.nvec
+    return array.dtype.kind != "f" and bool(((place >= 0) & (place < count)).all())
 
 
 def flat(space: Any, obs: Any) -> np.ndarray:
