@@ -22,7 +22,7 @@ from jaxrl_scale import envs, evaluate, load, plot, report, train
 from jaxrl_scale.algos import ppo
 from jaxrl_scale.config import Config, files
 from jaxrl_scale.errors import RunError
-from jaxrl_scale.figures.video import write_video
+from jaxrl_scale.figures.video import check_video, write_video
 from jaxrl_scale.loop import evaluator
 from jaxrl_scale.loop.agent import Agent
 from jaxrl_scale.loop.evaluator import make_evaluators, play_all
@@ -229,6 +229,13 @@ def test_a_video_can_be_an_mp4(run, tmp_path, capfd):
     file = tmp_path / "out.mp4"
     assert command(run, "--episodes", EPISODES, "--video", file, capfd=capfd)[0] == 0
     assert file.read_bytes()[4:8] == b"ftyp"
+
+
+def test_a_video_cannot_be_written_into_a_folder_of_somebody_else(monkeypatch, tmp_path):
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
+    with pytest.raises(RunError, match="is no folder that can be written") as raised:
+        check_video(tmp_path / "out.gif")
+    assert raised.value.status == 74
 
 
 @pytest.mark.parametrize(

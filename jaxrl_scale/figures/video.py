@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxrl_scale.errors import INPUT_OUTPUT_ERROR, RunError
+from jaxrl_scale.errors import INPUT_OUTPUT_ERROR, MISTAKE, RunError
 from jaxrl_scale.records.run_directory import replace_file
 
 _FPS = 30  # frames a second
@@ -26,7 +26,8 @@ def check_video(path: Path) -> None:
     if path.suffix == ".mp4" and shutil.which("ffmpeg") is None:
         raise RunError(f"{path}: mp4 needs the ffmpeg command; install it or write a .gif")
     if not os.access(path.parent, os.W_OK):
-        raise RunError(f"cannot write {path}: {path.parent} is no folder that can be written")
+        told = f"cannot write {path}: {path.parent} is no folder that can be written"
+        raise RunError(told, INPUT_OUTPUT_ERROR if path.parent.is_dir() else MISTAKE)
 
 
 def write_video(path: Path, frames: Sequence[np.ndarray]) -> None:
