@@ -206,7 +206,7 @@ def shown(value: Any) -> str:
 
 def given_path(name: str, value: Any) -> Path:
     """The path that a function was given as ``name``. It may begin with ``~``."""
-    if not isinstance(value, str | os.PathLike):
+    if not isinstance(value, str | os.PathLike) or "\0" in str(value):
         raise RunError(f"{name}={shown(value)} should be a path")
     return Path(os.path.expanduser(value))
 

@@ -144,7 +144,8 @@ def _train(
     """As `train`, but that Ctrl-C, too, lets it return."""
     resume = None if resume is None else given_path("resume", resume)
     config = checked(config, resume)
-    if not isinstance(name, str) or not name or name[0] == "/" or ".." in name.split("/"):
+    as_folder = name.split("/") if isinstance(name, str) and "\0" not in name else [""]
+    if not as_folder[0] or ".." in as_folder:
         raise RunError(f"name={name!r} should be a text that names a folder within runs/")
     if on_row is not None and not callable(on_row):
         raise RunError(f"on_row={on_row!r} should be a function that takes a row of metrics")

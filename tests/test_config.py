@@ -409,12 +409,18 @@ def test_what_a_function_is_given_in_python_is_checked():
     assert options.given_path("run_dir", "~/x") == Path.home() / "x"
     assert options.given_path("run_dir", Path("x")) == Path("x")
     assert options.given_number("episodes", np.int32(3)) == 3
-    for wrong in (None, 3, ["x"], Config()):
+    for wrong in (None, 3, ["x"], Config(), "a\0b"):
         with pytest.raises(RunError, match=r"^run_dir=.{1,60} should be a path$"):
             options.given_path("run_dir", wrong)
     for wrong in (0, -1, 2.5, "3", None, True, np.arange(2)):
         with pytest.raises(RunError, match=r"^episodes=.* should be a whole number of at least 1$"):
             options.given_number("episodes", wrong)
+
+
+@pytest.mark.parametrize("name", ["run_dir", "init_from"])
+def test_a_path_that_no_file_system_takes_is_refused(name):
+    with pytest.raises(RunError, match=f"^{name}='.*' should be the path of a folder, or none$"):
+        config.check(DEFAULTS.replace(**{name: "a\0b"}))
 
 
 def test_a_number_of_too_many_digits_for_python_is_refused():

@@ -564,6 +564,9 @@ def test_a_run_is_evaluated_with_other_parameters_and_other_seeds(run, agent, ca
     longer = load(run, env_kwargs={"length": 8.0})
     assert longer.evaluate(16).returns.mean() == pytest.approx(told["mean"])
     assert longer.config.env_kwargs == {"length": 8.0}
+    for wrong in (8.0, ["length"], {1: 8.0}):
+        with pytest.raises(RunError, match=r"^env_kwargs=.* should be a dict with texts for keys"):
+            load(run, env_kwargs=wrong)
     said = command(run, "--episodes=2", "--env_kwargs.length", "8.0", capfd=capfd)[1]
     assert said.startswith("CartPole-v1 (length=8.0) in jaxrl_scale, ")
     status, _, err = command(run, "--env_kwargs.lenght=8", capfd=capfd)

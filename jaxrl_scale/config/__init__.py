@@ -310,8 +310,9 @@ def check_run(config: Config) -> None:
                 "or two with a colon between them, such as my_package.my_module:MyClass"
             )
     for name in ("run_dir", "init_from"):  # an unset variable of a shell would mean this folder
-        if getattr(config, name) == "":
-            raise RunError(f"{name}='' should be the path of a folder, or none")
+        path = getattr(config, name)
+        if path is not None and (not path or "\0" in path):
+            raise RunError(f"{name}={shown(path)} should be the path of a folder, or none")
     project = config.wandb_project
     if not 0 < len(project) <= 128 or set(project) & set(_NOT_IN_PROJECTS):
         raise RunError(

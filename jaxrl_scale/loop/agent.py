@@ -326,6 +326,8 @@ def load(
     run_dir = given_path("run_dir", run_dir)
     config = files.read_config(run_dir / "config.json")
     _check_agent(agent, config)
+    if env_kwargs is not None:
+        check_run(config.replace(env_kwargs=env_kwargs))
     runner, iteration, arrays, saved = read_acting(run_dir, config, checkpoint == "best")
     if provenance.own_code(config):
         with suppress(RunError):  # of a damaged run.json, which a policy does not need
