@@ -109,7 +109,9 @@ def _check_begun(run: Path, wanted: Config) -> None:
 
 def train(task: Task, before: str = "") -> int:
     """Train what is not trained yet, in one process, and say how it went, in a line that begins
-    with ``before``. Returns the trainer's exit status."""
+    with ``before``. Returns the trainer's exit status. Raises a `RunError` where somebody has begun
+    another run in its folder since the comparison was planned."""
+    _check_begun(task.run, command_line.load(task.options)[0])
 
     def launch(arguments: Sequence[str], run: Path) -> int:
         return child_runs.together(run, child_runs.trainer(arguments), [child_runs.alone()])

@@ -291,6 +291,13 @@ def test_a_run_that_ended_again_is_told_without_an_error_of_an_earlier_start(tmp
         assert capsys.readouterr().out == f"{run}: exit status 3: {said}\n"
 
 
+def test_a_run_that_somebody_began_otherwise_meanwhile_is_no_part_of_a_comparison(tmp_path):
+    write_run(tmp_path / "seed0", "CartPole-v1", 0, 10.0)
+    task = compare.Task(tmp_path / "seed0", ["--env=CartPole-v1", "--algo=a2c", "--hidden_sizes=8"])
+    with pytest.raises(RunError, match="has begun with hidden_sizes="):
+        compare.train(task)
+
+
 def test_folders_beside_the_runs_of_a_comparison_are_no_seeds(tmp_path):
     """As where a run was moved away or copied before it was trained again."""
     for name in ("seed0", "seed1", "seed0.old", "seed1 copy", "seeds"):
