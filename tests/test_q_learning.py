@@ -167,11 +167,12 @@ def test_a_hard_target_is_copied_when_it_is_due(name):
 def test_a_sampled_evaluation_explores_as_at_the_end_of_training(name):
     config, algo, *_ = program(name)
     shared, obs = first_shared(algo, config), jnp.ones((2000, 4))
+    first = jnp.zeros(2000, bool)
     local = algo.init_local(jax.random.key(0), 0)
 
     def act(iteration, local, greedy=False):
         actor = algo.actor(shared, time_at(iteration))
-        return np.asarray(algo.act(actor, local, (), obs, None, jax.random.key(1), greedy)[0])
+        return np.asarray(algo.act(actor, local, (), obs, first, jax.random.key(1), greedy)[0])
 
     best = act(0, None, greedy=True)
     assert len(np.unique(best)) == 1

@@ -90,7 +90,7 @@ def make(config: Sizes, spec: EnvSpec, pool: Pool) -> Algorithm:
         init_local=lambda key, shard_index: replay.init(spec, num_rows),
         init_carry=lambda num_envs: (),
         actor=q_learning.actor,
-        act=q_learning.acting(network),
+        act=q_learning.acting(networks.q_without_memory(network)),
         outputs=partial(networks.outputs, network),
         update=update,
     )

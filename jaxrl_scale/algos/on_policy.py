@@ -25,7 +25,7 @@ class Shared(NamedTuple):
 
 
 def init(
-    network: networks.Network | networks.RecurrentNetwork | networks.QNetwork,
+    network: networks.AnyNetwork,
     spec: EnvSpec,
     key: Key,
     options: Any,

@@ -73,7 +73,11 @@ def linear_epsilon(options: Any, progress: Array | float) -> Array:
 
 
 def choose(
-    network: networks.QNetwork, key: Key, q: Array, epsilon: Array | float, greedy: bool = False
+    network: networks.QNetwork | networks.RecurrentQNetwork,
+    key: Key,
+    q: Array,
+    epsilon: Array | float,
+    greedy: bool = False,
 ) -> Array:
     """Actions ``[B]``: with probability ``epsilon`` (``[]`` or ``[B]``) any that is allowed, else
     the best by ``q [B, A]``, as all are where ``greedy``."""
@@ -100,7 +104,7 @@ def actor(shared: Any, time: Time) -> Actor:
     return Actor(shared.params, shared.observation, epsilon, shared.options.epsilon_end)
 
 
-def acting(network: networks.QNetwork) -> Callable[..., tuple[Array, PyTree, PyTree]]:
+def acting(network: networks.RecurrentQNetwork) -> Callable[..., tuple[Array, PyTree, PyTree]]:
     """`types.Algorithm.act` of DQN and PQN."""
 
     def act(
@@ -112,7 +116,7 @@ def acting(network: networks.QNetwork) -> Callable[..., tuple[Array, PyTree, PyT
         key: Key,
         greedy: bool = False,
     ) -> tuple[Array, PyTree, PyTree]:
-        q = network.apply(actor.params, normalize.apply(actor.observation, obs))
+        carry, q = networks.one_step(network, actor, carry, obs, is_first)
         epsilon = actor.final_epsilon if local is None else actor.epsilon
         return choose(network, key, q, epsilon, greedy), carry, ()
 

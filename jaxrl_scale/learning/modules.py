@@ -43,11 +43,26 @@ class ActorCritic(nn.Module):
         return _policy_head(self, actor), value
 
 
-class RecurrentActorCritic(nn.Module):
-    """Policy and value on one torso, whose last layer is a GRU (https://arxiv.org/abs/1406.1078).
+def _remember(
+    hidden_sizes: tuple[int, ...], features: Features, carry: Array, obs: Array, is_first: Array
+) -> tuple[Array, Array]:
+    """A torso whose last layer is a GRU (https://arxiv.org/abs/1406.1078): from the memory
+    ``[B, n]`` before the first of the observations ``[T, B, ...]`` to that behind the last, and to
+    the features ``[T, B, n]``."""
+    x = Torso(hidden_sizes[:-1], features, name="torso")(obs)
+    cell = nn.GRUCell(hidden_sizes[-1], recurrent_kernel_init=orthogonal(), name="memory")
 
-    Called with the memory ``[B, n]`` before the first of the observations ``[T, B, ...]``.
-    """
+    def step(cell: nn.GRUCell, carry: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
+        features, is_first = now
+        return cell(jnp.where(is_first[..., None], 0.0, carry), features)
+
+    unroll = nn.scan(step, variable_broadcast="params", split_rngs={"params": False})
+    carry, remembered = unroll(cell, carry, (x, is_first))
+    return carry, remembered
+
+
+class RecurrentActorCritic(nn.Module):
+    """Policy and value on one torso with a memory, `_remember`."""
 
     policy_size: int
     hidden_sizes: tuple[int, ...]
@@ -58,15 +73,7 @@ class RecurrentActorCritic(nn.Module):
     def __call__(
         self, carry: Array, obs: Array, is_first: Array
     ) -> tuple[Array, tuple[Array, Array]]:
-        x = Torso(self.hidden_sizes[:-1], self.features, name="torso")(obs)
-        cell = nn.GRUCell(self.hidden_sizes[-1], recurrent_kernel_init=orthogonal(), name="memory")
-
-        def step(cell: nn.GRUCell, carry: Array, now: tuple[Array, Array]) -> tuple[Array, Array]:
-            features, is_first = now
-            return cell(jnp.where(is_first[..., None], 0.0, carry), features)
-
-        unroll = nn.scan(step, variable_broadcast="params", split_rngs={"params": False})
-        carry, remembered = unroll(cell, carry, (x, is_first))
+        carry, remembered = _remember(self.hidden_sizes, self.features, carry, obs, is_first)
         value = _dense(1, 1.0, "value")(remembered)[..., 0]
         return carry, (_policy_head(self, remembered), value)
 
@@ -93,6 +100,19 @@ class ActionValues(nn.Module):
             Torso(*stream, name="advantage_stream")(x)
         )
         return duel(value[..., 0], advantage)
+
+
+class RecurrentActionValues(nn.Module):
+    """The value of each action, on a torso with a memory, `_remember`."""
+
+    num_actions: int
+    hidden_sizes: tuple[int, ...]
+    features: Features
+
+    @nn.compact
+    def __call__(self, carry: Array, obs: Array, is_first: Array) -> tuple[Array, Array]:
+        carry, remembered = _remember(self.hidden_sizes, self.features, carry, obs, is_first)
+        return carry, _dense(self.num_actions, 1.0, "action_values")(remembered)
 
 
 class GaussianPolicy(nn.Module):

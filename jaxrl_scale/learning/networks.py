@@ -2,19 +2,19 @@
 and ``apply`` are used.
 
 `make` gives a policy and a value, `make_recurrent` the same with a memory, `make_policy` either of
-them under one face; `make_q` gives the values of discrete actions of one part, `make_actor_critics`
-a policy of continuous actions and two values of an action. A network from outside the package is a
+them under one face. `make_q`, `make_recurrent_q` and `make_q_policy` are their counterparts for the
+values of discrete actions of one part; `make_actor_critics` gives a policy of continuous actions
+and two values of an action. A network from outside the package is a
 flax module with one required field ``policy_size`` whose call maps a batch of observations ``[N,
 *observation_shape]`` to ``(policy [N, policy_size], value [N])``:
 ``--network=my_package.my_module:MyNetwork``. A field with the name of an option of networks, such
-as ``hidden_sizes``, gets its value where it is set. `make_q` reads its ``policy`` as values of
-actions (as advantages where it is dueling). What a caller does not use of the two costs nothing:
+as ``hidden_sizes``, gets its value where it is set. As values of actions its ``policy`` is read
+(as advantages where it is dueling). What a caller does not use of the two costs nothing:
 XLA removes it.
 
 One with a memory has a method ``init_carry(N) -> carry [N, ...]``, an empty memory, and its call
 maps ``(carry, obs [N, *observation_shape])`` to ``(carry, (policy [N, policy_size], value [N]))``,
-one step of time. `make_recurrent` calls it step by step, and empties the memory where an episode
-begins.
+one step of time. It is called step by step, and its memory is emptied where an episode begins.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from jaxrl_scale.learning.modules import (
     ActionValues,
     ActorCritic,
     GaussianPolicy,
+    RecurrentActionValues,
     RecurrentActorCritic,
     TwinValues,
     duel,
@@ -63,7 +64,7 @@ class Weights(NamedTuple):
 
 
 def begin(
-    network: Network | QNetwork | RecurrentNetwork | ActorCritics,
+    network: AnyNetwork,
     spec: EnvSpec,
     key: Key,
     normalized: bool,
@@ -120,6 +121,21 @@ class RecurrentNetwork(NamedTuple):
     policy: Distribution
 
 
+class RecurrentQNetwork(NamedTuple):
+    """The values of discrete actions of one part, with a memory as `RecurrentNetwork` has it."""
+
+    init: Callable[[Key], PyTree]
+    init_carry: Callable[[int], PyTree]
+    apply: Callable[[PyTree, PyTree, Array, Array], tuple[PyTree, Array]]
+    """``(params, carry [B, ...], obs [T, B, *observation_shape], is_first [T, B]) ->
+    (carry [B, ...], q [T, B, num_actions])``"""
+    masked: bool = False
+    """As that of `QNetwork`"""
+
+
+AnyNetwork = Network | QNetwork | RecurrentNetwork | RecurrentQNetwork | ActorCritics
+
+
 def make(config: Sizes, spec: EnvSpec) -> Network:
     """The config's network for an environment; `RunError` where the two do not fit."""
     policy, seen = distributions.of(spec.action, spec.action_mask), action_mask.without(spec)
@@ -162,18 +178,7 @@ def make_q(
       layer_norm: normalize the features of every layer before its activation; not for networks
         from outside.
     """
-    if isinstance(spec.action, Box):
-        raise RunError(
-            f"algo {config.algo.name} needs discrete actions, but those of {spec.id} are "
-            "continuous, which ppo, a2c, impala and sac take; try --algo=sac"
-        )
-    if isinstance(spec.action, MultiDiscrete):
-        raise RunError(
-            f"algo {config.algo.name} needs discrete actions of one part, but those of {spec.id} "
-            f"have {how_many(len(spec.action.sizes), 'part')}, which ppo, a2c and impala take; "
-            "try --algo=ppo"
-        )
-    num_actions, seen = spec.action.n, action_mask.without(spec)
+    num_actions, seen = _num_actions(config, spec), action_mask.without(spec)
     if not is_own(config.network):
         layers = torsos.design(config, seen, layer_norm)
         if dueling and not layers.hidden_sizes:
@@ -197,6 +202,22 @@ def make_q(
         return action_mask.forbid(spec, mask, apply_to_seen(params, obs))
 
     return QNetwork(init, apply, spec.action_mask)
+
+
+def _num_actions(config: Sizes, spec: EnvSpec) -> int:
+    """How many actions there are; `RunError` where they are not `Discrete`."""
+    if isinstance(spec.action, Box):
+        raise RunError(
+            f"algo {config.algo.name} needs discrete actions, but those of {spec.id} are "
+            "continuous, which ppo, a2c, impala and sac take; try --algo=sac"
+        )
+    if isinstance(spec.action, MultiDiscrete):
+        raise RunError(
+            f"algo {config.algo.name} needs discrete actions of one part, but those of {spec.id} "
+            f"have {how_many(len(spec.action.sizes), 'part')}, which ppo, a2c and impala take; "
+            "try --algo=ppo"
+        )
+    return spec.action.n
 
 
 def make_actor_critics(config: Sizes, spec: EnvSpec) -> ActorCritics:
@@ -260,25 +281,82 @@ def make_recurrent(config: Sizes, spec: EnvSpec) -> RecurrentNetwork:
     if is_own(config.network):
         return _own_recurrent(config, spec)
     policy, seen = distributions.of(spec.action, spec.action_mask), action_mask.without(spec)
-    layers = torsos.design(config, seen)
+    layers = _layers_with_memory(config, seen)
+    module = RecurrentActorCritic(policy.size, layers.hidden_sizes, layers.features, policy.free)
+    init, init_carry, apply = _recurrent_functions(config, module, layers, seen)
+    return RecurrentNetwork(init, init_carry, _masked(spec, apply), policy)
+
+
+def make_recurrent_q(config: Sizes, spec: EnvSpec, layer_norm: bool = False) -> RecurrentQNetwork:
+    """As `make_recurrent`, the values of actions; ``layer_norm`` is as in `make_q`, and not for the
+    GRU."""
+    num_actions, seen = _num_actions(config, spec), action_mask.without(spec)
+    if is_own(config.network):
+        both = make_recurrent(config, spec)
+
+        def values_alone(params: PyTree, *seen: Any) -> tuple[PyTree, Array]:
+            carry, (q, _) = both.apply(params, *seen)
+            return carry, q
+
+        return RecurrentQNetwork(both.init, both.init_carry, values_alone, spec.action_mask)
+    layers = _layers_with_memory(config, seen, layer_norm)
+    module = RecurrentActionValues(num_actions, layers.hidden_sizes, layers.features)
+    init, init_carry, apply_to_seen = _recurrent_functions(config, module, layers, seen)
+
+    def apply(params: PyTree, carry: PyTree, obs: Array, is_first: Array) -> tuple[PyTree, Array]:
+        obs, mask = action_mask.split(spec, obs)
+        carry, q = apply_to_seen(params, carry, obs, is_first)
+        return carry, action_mask.forbid(spec, mask, q)
+
+    return RecurrentQNetwork(init, init_carry, apply, spec.action_mask)
+
+
+def make_q_policy(
+    config: Sizes, spec: EnvSpec, recurrent: bool, layer_norm: bool = False
+) -> RecurrentQNetwork:
+    """The config's network as values of actions, with a memory or called as if it had one."""
+    if recurrent:
+        return make_recurrent_q(config, spec, layer_norm)
+    return q_without_memory(make_q(config, spec, layer_norm=layer_norm))
+
+
+def q_without_memory(network: QNetwork) -> RecurrentQNetwork:
+    """As `without_memory`, values of actions."""
+    return RecurrentQNetwork(
+        init=network.init,
+        init_carry=lambda num_envs: (),
+        apply=lambda params, carry, obs, is_first: (carry, network.apply(params, obs)),
+        masked=network.masked,
+    )
+
+
+def _layers_with_memory(config: Sizes, spec: EnvSpec, layer_norm: bool = False) -> torsos.Design:
+    """The layers of which the last is to have a memory."""
+    layers = torsos.design(config, spec, layer_norm)
     if not layers.hidden_sizes:
         raise RunError(
             "hidden_sizes=() has no layer that algo.recurrent could make a memory; "
             "try hidden_sizes=64,64"
         )
-    module = RecurrentActorCritic(policy.size, layers.hidden_sizes, layers.features, policy.free)
+    return layers
+
+
+def _recurrent_functions(
+    config: Sizes, module: nn.Module, layers: torsos.Design, spec: EnvSpec
+) -> tuple[Callable[[Key], PyTree], Callable[[int], PyTree], Callable[..., Any]]:
+    """``init``, ``init_carry`` and ``apply`` of a module with a GRU, which sees no action mask."""
 
     def init_carry(num_envs: int) -> PyTree:
         return jnp.zeros((num_envs, layers.hidden_sizes[-1]))
 
     def init(key: Key) -> PyTree:
-        obs = jnp.zeros((1, 1, *seen.observation_shape), seen.observation_dtype)
+        obs = jnp.zeros((1, 1, *spec.observation_shape), spec.observation_dtype)
         return module.init(key, init_carry(1), obs, jnp.ones((1, 1), bool))["params"]
 
     def apply(params: PyTree, carry: PyTree, obs: Array, is_first: Array) -> Any:
         return module.apply({"params": params}, carry, obs, is_first)
 
-    return RecurrentNetwork(walled(init), init_carry, _masked(spec, _exact(config, apply)), policy)
+    return walled(init), init_carry, _exact(config, apply)
 
 
 def _masked(spec: EnvSpec, apply_to_seen: Callable[..., Any]) -> Callable[..., Any]:
@@ -325,7 +403,9 @@ take gigabytes."""
 
 
 def evaluate(
-    network: Network | QNetwork | RecurrentNetwork, weights: Weights, rollout: Rollout
+    network: Network | QNetwork | RecurrentNetwork | RecurrentQNetwork,
+    weights: Weights,
+    rollout: Rollout,
 ) -> PyTree:
     """What a network makes of one shard's rollout, ``[T + 1, B, ...]``, for which no gradient is
     taken: all at once, or where observations are large one time step after the other, so that
@@ -333,7 +413,7 @@ def evaluate(
 
     def results(carry: PyTree, obs: Array, is_first: Array) -> tuple[PyTree, PyTree]:
         obs = normalize.apply(weights.observation, obs)
-        if isinstance(network, RecurrentNetwork):
+        if isinstance(network, RecurrentNetwork | RecurrentQNetwork):
             return network.apply(weights.params, carry, obs, is_first)
         return carry, network.apply(weights.params, obs)
 
@@ -347,18 +427,22 @@ def evaluate(
 
 
 def one_step(
-    network: RecurrentNetwork, weights: Any, carry: PyTree, obs: Array, is_first: Array
-) -> tuple[PyTree, tuple[Array, Array]]:
-    """The next memory ``[B, ...]``, and policy ``[B, size]`` and value ``[B]``, for a batch of
-    observations ``[B, *observation_shape]``; ``weights`` has the fields of `Weights`."""
+    network: RecurrentNetwork | RecurrentQNetwork,
+    weights: Any,
+    carry: PyTree,
+    obs: Array,
+    is_first: Array,
+) -> tuple[PyTree, Any]:
+    """The next memory ``[B, ...]``, and policy ``[B, size]`` and value ``[B]`` or the values of
+    actions ``[B, num_actions]``, for a batch of observations ``[B, *observation_shape]``;
+    ``weights`` has the fields of `Weights`."""
     obs = normalize.apply(weights.observation, obs)
-    carry, both = network.apply(weights.params, carry, obs[None], is_first[None])
-    policy, value = jax.tree.map(lambda x: x[0], both)
-    return carry, (policy, value)
+    carry, out = network.apply(weights.params, carry, obs[None], is_first[None])
+    return carry, jax.tree.map(lambda x: x[0], out)
 
 
 def outputs(
-    network: Network | QNetwork | RecurrentNetwork | ActorCritics,
+    network: AnyNetwork,
     weights: Any,
     carry: PyTree,
     obs: Array,
@@ -369,7 +453,7 @@ def outputs(
     Of discrete actions these are ``probabilities [B, n]``, of those of several parts ``[B, parts,
     n]`` where ``n`` is the largest size and smaller parts have zeros behind theirs; of continuous
     ones ``mean`` and ``std``, ``[B, *action.shape]`` each, before they are clipped; and of all the
-    observation's ``value [B]``. From `make_q` it is ``q_values [B, n]``, and from
+    observation's ``value [B]``. Of values of actions it is ``q_values [B, n]``, and from
     `make_actor_critics` ``mean`` and ``std`` of the Gaussian numbers of which the hyperbolic
     tangent, scaled to the bounds, is the action.
 
@@ -380,6 +464,8 @@ def outputs(
     if isinstance(network, RecurrentNetwork):
         _, (policy, value) = one_step(network, weights, carry, obs, is_first)
         return network.policy.parameters(policy) | {"value": value}
+    if isinstance(network, RecurrentQNetwork):
+        return {"q_values": one_step(network, weights, carry, obs, is_first)[1]}
     obs = normalize.apply(weights.observation, obs)
     if isinstance(network, QNetwork):
         return {"q_values": network.apply(weights.params, obs)}
@@ -529,7 +615,7 @@ def _policy_and_value(
     if has_memory and not recurrent:
         advice = "; give"
         if not hasattr(config.algo, "recurrent"):
-            advice = ", which ppo, a2c and impala take; give --algo=ppo"
+            advice = ", which ppo, a2c, impala and pqn take; give --algo=ppo"
         raise RunError(f"network {config.network!r} has a memory{advice} --algo.recurrent=true")
     if recurrent and not has_memory:
         raise RunError(
