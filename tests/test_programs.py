@@ -9,17 +9,17 @@ import sys
 import threading
 import time
 import types
-from types import SimpleNamespace
 
+import algorithms
 import jax
 import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 from running import differing, small
 
-from jaxrl_scale import envs, user_code
-from jaxrl_scale.algos import dqn, ppo
-from jaxrl_scale.config import Config, files
+from jaxrl_scale import user_code
+from jaxrl_scale.algos import ppo
+from jaxrl_scale.config import files
 from jaxrl_scale.loop import programs
 from jaxrl_scale.loop.make import make_runner
 from jaxrl_scale.parallel import backend
@@ -68,14 +68,15 @@ def compiled(monkeypatch, config=TINY):
 
 @pytest.mark.quickly
 def test_a_later_run_finds_what_it_would_compile(folder, monkeypatch):
-    """The run of another seed or length, with the same bits as if it had compiled; a run with
-    other options, or of another class of an environment, does not find it."""
+    """The run of another seed or length, or with other numbers, with the same bits as if it had
+    compiled; a run with other options, or of another class of an environment, does not find it."""
     first, count = compiled(monkeypatch)
     assert count == 3 == len(list(folder.iterdir()))
     again, count = compiled(monkeypatch)
     assert count == 0
     assert differing(first, again) == []
-    longer = TINY.replace(seed=7, iterations=9, log_every=2)
+    slower = dataclasses.replace(TINY.algo, learning_rate=1e-4, gamma=0.9)
+    longer = TINY.replace(seed=7, iterations=9, log_every=2, algo=slower)
     found, count = compiled(monkeypatch, longer)
     assert count == 0
     with monkeypatch.context() as patch:
@@ -85,6 +86,7 @@ def test_a_later_run_finds_what_it_would_compile(folder, monkeypatch):
         TINY.replace(hidden_sizes=(4,)),
         TINY.replace(env_kwargs={"length": 1.0}),
         TINY.replace(algo=dataclasses.replace(TINY.algo, epochs=2)),
+        TINY.replace(algo=dataclasses.replace(TINY.algo, target_kl=0.1)),
         TINY.replace(devices=1),
         TINY.replace(reduction="fast"),
     )
@@ -212,20 +214,26 @@ def test_a_program_follows_from_the_package_its_libraries_and_the_machine(monkey
     assert followed() == before
 
 
-@pytest.mark.parametrize("algo", [ppo.Config(minibatch_size=64), dqn.Config(batch_size=64)])
-def test_no_program_depends_on_the_options_that_are_left_out(algo):
-    """Not in one place of its text."""
-    config = Config(algo=algo, num_envs=8, num_shards=2, rollout_length=8, hidden_sizes=(8,))
+@pytest.mark.parametrize("name", algorithms.NAMES)
+def test_no_program_depends_on_the_options_that_are_left_out(name):
+    """Not in one place of its text. That agents have the numbers of their own options, whatever the
+    config's are, is in test_algorithms.py, too."""
+    config = algorithms.everything(name)
     changed = config.replace(
-        **{name: other(config, name) for name in programs.NOT_COMPILED_IN if name != "devices"}
+        **{name: other(config, name) for name in programs.NOT_COMPILED_IN if name != "devices"},
+        algo=jax.tree.map(lambda number: 0.75 * number, config.algo),
     )
+    assert files.flatten(changed)["algo.gamma"] == 0.75 * config.algo.gamma
     assert all(
         getattr(config, name) != getattr(changed, name)
         for name in programs.NOT_COMPILED_IN
         if name != "devices"  # which tells where the program runs, and is in the placement
     )
-    assert lowered(config) == lowered(changed)
-    assert lowered(config) != lowered(config.replace(rollout_length=16))
+    texts = lowered(config)
+    assert len(texts) == 3
+    assert texts == lowered(changed)
+    if name == "a2c":  # it can tell
+        assert texts != lowered(config.replace(rollout_length=16))
 
 
 def other(config, name):
@@ -242,18 +250,28 @@ def other(config, name):
 
 
 def lowered(config):
-    """The text of the programs that train."""
+    """The texts of the programs that begin, train and evaluate."""
     placement = backend.place(config.replace(devices=1), jax.local_devices())
-    runner = make_runner(config, envs.make(config.env), placement)
+    runner = make_runner(config, config.make_env(), placement)
     texts = []
+
+    class Uncompiled:
+        def memory_analysis(self):
+            return None
+
+        def __call__(self, *args):
+            raise InterruptedError
 
     def compile(self, **options):
         texts.append(self.as_text())
-        return SimpleNamespace(memory_analysis=lambda: None)
+        return Uncompiled()
 
+    state = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), runner.abstract_state())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jax.stages.Lowered, "compile", compile)
         runner.compile()
+        with pytest.raises(InterruptedError):
+            runner.evaluate(runner.place(state))
     return sorted(texts)
 
 

@@ -46,7 +46,8 @@ NOT_COMPILED_IN = (
     *("seed", "total_steps", "iterations", "init_from", "run_dir"),
     *("log_every", "eval_every", "checkpoint_every", "keep_checkpoints"),
 )
-"""The options of a config that no program depends on."""
+"""The options of a config that no program depends on. Nor does any on the numbers of the
+algorithm's options, which each agent has of its own."""
 
 
 class Programs:
@@ -124,7 +125,8 @@ def in_a_command() -> bool:
 def follows_from(config: Config, placement: Placement) -> str:
     """All that a run's programs follow from, besides what they are called and given."""
     devices = [(d.platform, d.id, d.device_kind, d.process_index) for d in placement.devices]
-    options = files.flatten(config)
+    without_numbers = jax.tree.map(lambda number: 0.0, config.algo)  # None stays None
+    options = files.flatten(config.replace(algo=without_numbers))
     return json.dumps(
         {
             "files": [digest_of(PACKAGE), digest_of(shipped.FOLDER), *sorted(files.executed)],
