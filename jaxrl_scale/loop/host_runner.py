@@ -178,7 +178,9 @@ class HostRunner(PlacedAgents):
     def _gathered(self) -> Gathered:
         """Room for the rollouts of an iteration."""
         length, num_envs = self.config.rollout_length, self.config.envs_per_shard
-        _, _, extras = self.placement.shapes(self._act, self._beginning.shapes, *self._seen_shapes)
+        _, _, extras = self.placement.shapes(
+            self._act, self._beginning.shapes, *self._seen_shapes, name="act"
+        )
         room = jax.tree.map(
             lambda x: np.empty((*self._leading, length, *x.shape[3:]), x.dtype), extras
         )

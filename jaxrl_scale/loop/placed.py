@@ -209,7 +209,7 @@ class Beginning:
     @cached_property
     def shapes(self) -> State:
         """Shapes and dtypes of the placed state."""
-        shapes: State = self._placement.shapes(self._init, *self._place(self._agents))
+        shapes: State = self._placement.shapes(self._init, *self._place(self._agents), name="init")
         return shapes
 
     def _place(self, agents: Agents) -> Agents:

@@ -3,7 +3,8 @@
 JAX's own cache finds a program by its text, for which it has to be traced and lowered: most of a
 second for a small network, while reading it takes a fifth of that. What a command compiles follows
 from its config, the package's files, the libraries' versions and the machine, though; the digest of
-all of these is the name of the program's file.
+all of these is the name of the program's file. The shapes of a run's state, which have to be known
+before anything is compiled, are kept in the same way.
 
 Only commands look for programs, and only where all that they import is written here or installed:
 in a process of your own, or beside a module of your own, anything may be another function by now.
@@ -35,6 +36,7 @@ from jaxrl_scale.parallel.machine import process_start, processor_features, visi
 from jaxrl_scale.parallel.placement import Compile, Placement
 from jaxrl_scale.records.provenance import own_code, versions
 from jaxrl_scale.records.run_directory import write_atomically
+from jaxrl_scale.types import PyTree
 from jaxrl_scale.user_code import modules_of_ones_own
 
 PACKAGE = Path(__file__).parents[1]
@@ -51,20 +53,20 @@ algorithm's options, which each agent has of its own."""
 
 
 class Programs:
-    """The programs of a run, in a folder.
+    """The programs of a run, in a folder, and shapes (`jaxrl_scale.parallel.placement.Kept`).
 
     Args:
       follows_from: all that they follow from, besides what they are called and given.
       writes: whether this process adds to the folder.
-      meanwhile: whether it does so in a thread, while the program runs already. Else the program is
-        in the folder when it is there for the caller.
+      meanwhile: whether it does so in a thread, while the run goes on. Else what it keeps is in the
+        folder when it is there for the caller.
     """
 
     def __init__(self, folder: Path, follows_from: str, writes: bool, meanwhile: bool):
         self._folder, self._follows_from = folder, follows_from
         self._writes, self._meanwhile = writes, meanwhile
 
-    def __call__(
+    def program(
         self,
         called: tuple[str, ...],
         devices: Sequence[jax.Device],
@@ -76,8 +78,7 @@ class Programs:
           called: texts in which it differs from the other programs of the run.
           devices: those on which it runs.
         """
-        text = "\n".join((self._follows_from, *called))
-        path = self._folder / hashlib.sha256(text.encode()).hexdigest()
+        path = self._path("program", *called)
         # A file that is there is mostly whole; a folder that may not be read is as good as none.
         compile = None if os.path.exists(path) else trace()
 
@@ -88,14 +89,32 @@ class Programs:
             program = (compile or trace())()
             # What JAX has read from its own cache lacks functions where it is written once more:
             # it would end in "Function … not found" (seen with jaxlib 0.10.2).
-            if self._writes and _compilations() > before:
-                writer = threading.Thread(target=_write, args=(path, program), name="programs")
-                writer.start()
-                if not self._meanwhile:
-                    writer.join()
+            if _compilations() > before:
+                self._keep(path, lambda: pickle.dumps(serialize_executable.serialize(program)))
             return program
 
         return find_or_compile
+
+    def shapes(self, called: tuple[str, ...], trace: Callable[[], PyTree]) -> PyTree:
+        """The shapes and dtypes of ``trace``, or what an earlier run has found them to be."""
+        path = self._path("shapes", *called)
+        with suppress(Exception):  # as in `_read`
+            if content := _content(path):
+                return pickle.loads(content)
+        shapes = trace()
+        self._keep(path, lambda: pickle.dumps(shapes))
+        return shapes
+
+    def _path(self, *called: str) -> Path:
+        text = "\n".join((self._follows_from, *called))
+        return self._folder / hashlib.sha256(text.encode()).hexdigest()
+
+    def _keep(self, path: Path, content: Callable[[], bytes]) -> None:
+        if self._writes:
+            writer = threading.Thread(target=_write, args=(path, content), name="programs")
+            writer.start()
+            if not self._meanwhile:
+                writer.join()
 
 
 def with_programs(config: Config, placement: Placement) -> Placement:
@@ -109,7 +128,7 @@ def with_programs(config: Config, placement: Placement) -> Placement:
         alone = placement.num_processes == 1  # else the others read what process 0 has written
         text = follows_from(config, placement)
         programs = Programs(folder, text, placement.leader, meanwhile=alone)
-        return dataclasses.replace(placement, find=programs)
+        return dataclasses.replace(placement, kept=programs)
     return placement
 
 
@@ -234,31 +253,38 @@ def _read(path: Path, devices: Sequence[jax.Device]) -> jax.stages.Compiled | No
     """The program in a file; None where there is none that is whole and one's own."""
     # Whatever is wrong with the file, the program can be compiled.
     with suppress(Exception):
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
-            if os.fstat(file.fileno()).st_uid != os.getuid():
-                return None  # it would run with the rights of this user
-            whole = file.read()
-        digest, content = whole[:32], whole[32:]
-        if _digest(path, content) == digest:
+        if content := _content(path):
             program, in_tree, out_tree = pickle.loads(content)
-            loaded = serialize_executable.deserialize_and_load(
+            return serialize_executable.deserialize_and_load(
                 program, in_tree, out_tree, devices[0].client, devices
             )
-            os.utime(path)
-            return loaded
     return None
 
 
+def _content(path: Path) -> bytes | None:
+    """What `_write` has written, and marks it as used; None if it is not whole, or another
+    user's."""
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+        if os.fstat(file.fileno()).st_uid != os.getuid():
+            return None  # it would run with the rights of this user
+        whole = file.read()
+    digest, content = whole[:32], whole[32:]
+    if _digest(path, content) != digest:
+        return None
+    os.utime(path)
+    return content
+
+
 def _digest(path: Path, content: bytes) -> bytes:
-    """Of a program and of its file's name, which tells what the program follows from."""
+    """Of what is kept and of its file's name, which tells what it follows from."""
     return hashlib.sha256(path.name.encode() + content).digest()
 
 
-def _write(path: Path, program: jax.stages.Compiled) -> None:
-    """Keep a program, and remove those that nobody has used for long."""
+def _write(path: Path, make: Callable[[], bytes]) -> None:
+    """Keep the content that is made, and remove what nobody has used for long."""
     # A disk that is full, or a program that cannot be kept: then it will be compiled again.
     with suppress(Exception):
-        content = pickle.dumps(serialize_executable.serialize(program))
+        content = make()
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, _digest(path, content) + content)
         for other in path.parent.iterdir():

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -35,9 +35,18 @@ from jaxrl_scale.types import Array, Pool, PyTree, Span
 Compile = Callable[[], jax.stages.Compiled]
 """What is still to be done with a program that has been traced."""
 
-Find = Callable[[tuple[str, ...], Sequence[jax.Device], Callable[[], Compile]], Compile]
-"""``(called, devices, trace) -> compile``: for a program that was compiled before, or else that of
-``trace``, as `jaxrl_scale.loop.programs.Programs` does it."""
+
+class Kept(Protocol):
+    """What earlier runs have traced and compiled, as `jaxrl_scale.loop.programs.Programs` keeps
+    it. ``called`` are texts that tell a program from the others of its run."""
+
+    def program(
+        self, called: tuple[str, ...], devices: Sequence[jax.Device], trace: Callable[[], Compile]
+    ) -> Compile:
+        """A program that was compiled before, or else that of ``trace``."""
+
+    def shapes(self, called: tuple[str, ...], trace: Callable[[], PyTree]) -> PyTree:
+        """Shapes and dtypes that were traced before, or else those of ``trace``."""
 
 
 # --- placement ------------------------------------------------------------------------------
@@ -84,7 +93,7 @@ class Placement:
     portable: bool = False  # the same instructions on every processor
     deterministic: bool = True  # on GPUs: the same kernels whenever a program is compiled
     num_threads: int = 1  # of the simulators of this process
-    find: Find | None = None  # None: every program is compiled
+    kept: Kept | None = None  # None: every program is traced and compiled
 
     @property
     def num_devices(self) -> int:
@@ -251,11 +260,10 @@ class Placement:
                 merge_equal(lowered)
             return lambda: lowered.compile(compiler_options=options)
 
-        if not self.find or not name:
+        if not self.kept or not name:
             compile = trace()
         else:
-            shapes = jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", args)
-            compile = self.find((name, str(shapes), str(options)), devices, trace)
+            compile = self.kept.program((name, _told(args), str(options)), devices, trace)
 
         def compile_and_check() -> jax.stages.Compiled:
             compiled = compile()
@@ -293,9 +301,15 @@ class Placement:
 
         return call
 
-    def shapes(self, f: Callable[..., Any], *args: PyTree) -> PyTree:
+    def shapes(self, f: Callable[..., Any], *args: PyTree, name: str = "") -> PyTree:
         """Shapes and dtypes of what `compile` would return for ``args``, of this process. If both
-        are given one and the same function object, JAX traces it once for both."""
+        are given one and the same function object, JAX traces it once for both. ``name`` as for
+        `compile`."""
+        if not self.kept or not name:
+            return self._shapes(f, *args)
+        return self.kept.shapes((name, _told(args)), lambda: self._shapes(f, *args))
+
+    def _shapes(self, f: Callable[..., Any], *args: PyTree) -> PyTree:
         if self.num_processes == 1:
             return jax.eval_shape(self._mapped(f), *args)
         # As vmap, because pmap's abstract evaluation sees local devices only.
@@ -404,6 +418,11 @@ class Placement:
         if self.by_agents and self.num_processes > 1:
             return jax.tree.map(first_to_host, tree)
         return self.join_shared(tree)
+
+
+def _told(args: tuple[PyTree, ...]) -> str:
+    """The shapes and dtypes of arguments, as a text."""
+    return str(jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", args))
 
 
 def check_program(program: jax.stages.Compiled, devices: Sequence[jax.Device]) -> None:
