@@ -364,7 +364,7 @@ def at(x: np.ndarray, y: np.ndarray, where: float) -> np.ndarray:
 
 
 class _Row(TypedDict, total=False):
-    """What the readers know of a row; the metrics beside it are the algorithm's."""
+    """What the readers know of a row; beside it are metrics, each a number or None."""
 
     iteration: int
     env_steps: int
@@ -403,9 +403,11 @@ def _check(data: Any, kind: Any, num_agents: int, where: str) -> None:
     other agents than there are."""
     if missing := sorted(_NEEDED[kind] - set(data)):
         raise RunError(f"{where} is damaged: it lacks {', '.join(missing)}")
-    for name, hint in typing.get_type_hints(kind).items():
-        if name in data and not has_type(data[name], hint):
-            shown = json.dumps(data[name])
+    hints = typing.get_type_hints(kind)
+    other = float | None if kind is _Row else Any
+    for name, value in data.items():
+        if not has_type(value, hints.get(name, other)):
+            shown = json.dumps(value)
             shown = shown if len(shown) <= 40 else f"{shown[:39]}…"
             raise RunError(f"{where} is damaged: {name} is {shown}")
     lists = [*(data.get("per_agent") or {}).values(), *(data.get("agents") or {}).values()]

@@ -31,14 +31,13 @@ never stopped. wandb takes no row back: see `jaxrl_scale.records.wandb_log`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from jaxrl_scale.envs import scores
 from jaxrl_scale.errors import RunError
-from jaxrl_scale.records.run_directory import read_bytes, short
+from jaxrl_scale.records.run_directory import parsed, read_bytes, short
 
 Row = dict[str, Any]
 
@@ -174,7 +173,7 @@ def read_rows(path: Path) -> list[Row]:
     lines, rows = (read_bytes(path) or b"").splitlines(), []
     for number, line in enumerate(lines, 1):
         try:
-            row = json.loads(line)
+            row = parsed(line)
         except (ValueError, RecursionError):
             if number < len(lines):
                 raise RunError(f"{short(path)}, line {number} is damaged") from None

@@ -34,6 +34,7 @@ from typing import Any
 from jaxrl_scale.config import Config
 from jaxrl_scale.config.files import from_json, to_json
 from jaxrl_scale.errors import INPUT_OUTPUT_ERROR, MISTAKE, RunError, make_folder, raise_if_hidden
+from jaxrl_scale.options import shortened
 from jaxrl_scale.parallel.peers import Peers
 from jaxrl_scale.records import checkpoint
 from jaxrl_scale.records.provenance import describe_process
@@ -336,12 +337,25 @@ def read_object(path: Path) -> dict[str, Any]:
     if content is None:
         return {}
     try:
-        data = json.loads(content)
+        data = parsed(content)
     except (ValueError, RecursionError) as error:
         raise RunError(f"{short(path)} is damaged: {error}") from None
     if not isinstance(data, dict) or not data:
         raise RunError(f"{short(path)} is damaged: it should hold a JSON object with fields")
     return data
+
+
+def parsed(text: bytes) -> Any:
+    """What a JSON text holds. NaN and infinities, which JSON does not know, are None, as `plain`
+    writes them. Raises a `ValueError` or a `RecursionError` where it is damaged, or has a whole
+    number that is beyond what NumPy computes with."""
+    return json.loads(text, parse_int=_whole_number, parse_constant=lambda name: None)
+
+
+def _whole_number(digits: str) -> int:
+    if len(digits) > 20 or not -(2**63) <= (number := int(digits)) < 2**63:
+        raise ValueError(f"the whole number {shortened(digits)} is too large")
+    return number
 
 
 def write_json(path: Path, data: Any) -> None:
