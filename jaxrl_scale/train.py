@@ -34,7 +34,7 @@ from jaxrl_scale.loop.prepare import (
 from jaxrl_scale.loop.programs import seconds_compiling
 from jaxrl_scale.loop.state import Agents, Rows, State
 from jaxrl_scale.loop.stop import StopRequest
-from jaxrl_scale.options import given_path
+from jaxrl_scale.options import check_fields, given_path, has_type, shown
 from jaxrl_scale.parallel import backend
 from jaxrl_scale.parallel.cluster import find
 from jaxrl_scale.parallel.machine import process_start
@@ -149,6 +149,11 @@ def _train(
         raise RunError(f"name={name!r} should be a text that names a folder within runs/")
     if on_row is not None and not callable(on_row):
         raise RunError(f"on_row={on_row!r} should be a function that takes a row of metrics")
+    if not has_type(process_start, float | None) or not 0 <= (process_start or 0) < 1e11:
+        raise RunError(f"process_start={shown(process_start)} should be unix seconds, or None")
+    if not isinstance(launch, Launch):
+        raise RunError(f"launch={shown(launch)} should be an instance of jaxrl_scale.config.Launch")
+    check_fields(launch, "launch.")
     clock = Clock(process_start or time.time(), config.target_return, seconds_compiling)
     peers = join(find(launch, os.environ), launch)
     with peers.end_together(), jax_settings_restored(), programs_forgotten():

@@ -22,6 +22,7 @@ from running import small
 
 from jaxrl_scale import Config, envs, train
 from jaxrl_scale.algos import ppo
+from jaxrl_scale.config import Launch
 from jaxrl_scale.errors import (
     FINISHED,
     INPUT_OUTPUT_ERROR,
@@ -597,9 +598,19 @@ def test_an_error_in_the_function_ends_the_run_in_one_line_and_what_was_saved_st
     assert [row["iteration"] for row in resumed.metrics] == [5, 10]
 
 
-def test_what_is_no_function_is_refused_before_the_run_starts(tmp_path):
-    with pytest.raises(RunError, match="on_row='print' should be a function that takes a row"):
-        train(config_of(tmp_path / "run"), on_row="print")
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"on_row": "print"}, "on_row='print' should be a function that takes a row of metrics"),
+        ({"process_start": "x"}, "process_start='x' should be unix seconds, or None"),
+        ({"process_start": 1e12}, "process_start=1000000000000.0 should be unix seconds"),
+        ({"launch": 3}, "launch=3 should be an instance of jaxrl_scale.config.Launch"),
+        ({"launch": Launch(heartbeat="x")}, "launch.heartbeat='x' should be a number"),
+    ],
+)
+def test_an_argument_of_another_kind_is_refused_before_the_run_starts(given, said, tmp_path):
+    with pytest.raises(RunError, match=f"^{said}"):
+        train(config_of(tmp_path / "run"), **given)
     assert not (tmp_path / "run").exists()
 
 
