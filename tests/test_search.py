@@ -455,6 +455,9 @@ def test_a_setting_that_was_stopped_is_no_finalist_and_a_finalist_alone_is_the_b
     search = asked("--algo.gamma=0.9,1", "--finalists=3")
     assert [one.setting for one in ranks] == [2, 3, 1, 0]
     assert stages.finals(search, Trained(found, [], []), ranks, None) == ranks[:1]
+    failed = [one._replace(rung=1, score=one.score or None) for one in found[:2]]  # 1, not 0
+    ranks = results.ranked(failed)
+    assert stages.finals(search, Trained(failed, [], []), ranks, None) == ranks[:1]
 
 
 def test_where_no_agent_has_a_score_no_setting_is_the_best(monkeypatch, tmp_path):

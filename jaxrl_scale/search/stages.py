@@ -81,9 +81,10 @@ def finals(
     search: Search, trained: Trained, ranks: Sequence[Ranked], train_all: TrainAll
 ) -> list[Ranked] | None:
     """The best settings of those that were trained to the end, ranked by seeds that the search has
-    not seen, as the best of many owes a part of its score to luck. None where a signal stopped an
-    agent."""
-    last = [one for one in ranks if one.rung == ranks[0].rung][: search.finalists]
+    not seen, as the best of many owes a part of its score to luck. A setting whose agents have all
+    failed is none of them. None where a signal stopped an agent."""
+    known = [one for one in ranks if one.iqm is not None]
+    last = [one for one in known if one.rung == known[0].rung][: search.finalists]
     if len(last) == 1:
         return last
     found: list[Outcome] = []
