@@ -12,10 +12,18 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from jaxrl_scale import commands
-from jaxrl_scale.config import command_line
-from jaxrl_scale.errors import FINISHED, MISTAKE, UNFINISHED, how_many, make_folder, printable
+from jaxrl_scale.config import command_line, files
+from jaxrl_scale.errors import (
+    FINISHED,
+    MISTAKE,
+    UNFINISHED,
+    RunError,
+    how_many,
+    make_folder,
+    printable,
+)
 from jaxrl_scale.records.past_run import finished, last_error, log_sizes, read_trace
-from jaxrl_scale.records.run_directory import holds_run, io_errors, short
+from jaxrl_scale.records.run_directory import as_stored, holds_run, io_errors, short
 from jaxrl_scale.records.terminal import compact, duration, number
 
 DEFAULTS = ("--wandb=disabled", "--tensorboard=false")  # for every run; options may say otherwise
@@ -26,6 +34,7 @@ def train(
     arguments: Sequence[str],
     launch: Callable[[Sequence[str], Path], int],
     before: str = "",
+    option: str = "--run_dir",
 ) -> int:
     """Begin or resume a run that has not come to its end, and say how it went.
 
@@ -35,10 +44,15 @@ def train(
         of options that its result does not depend on.
       launch: ``(arguments, run) -> exit status`` trains.
       before: what the line about the run begins with.
+      option: as for `check_begun`.
 
     Returns:
       The trainer's exit status.
+
+    Raises:
+      RunError: as `check_begun` does.
     """
+    check_begun(run, arguments, option)
     began = time.monotonic()
     title = f"{before}{short(run)}"
     if finished(run):
@@ -62,6 +76,22 @@ def train(
         why = last_error(run, earlier)
         print(printable(f"{title}: exit status {status}: {why}"), flush=True)
     return status
+
+
+def check_begun(run: Path, arguments: Sequence[str], option: str = "--run_dir") -> None:
+    """Raise a `RunError` if the run has begun with another config than the trainer's ``arguments``
+    say; ``option`` is the one that names another folder."""
+    if not holds_run(run):
+        return
+    begun = files.flatten(files.read_config(run / "config.json", look=True))
+    free = {*command_line.CHANGEABLE, "run_dir"}
+    wanted = as_stored(command_line.load(arguments)[0])
+    for name, value in files.flatten(wanted).items():
+        if name not in free and begun.get(name) != value:
+            raise RunError(
+                f"{short(run)} has begun with {name}={begun.get(name)}, not {value}; choose "
+                f"another {option}"
+            )
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl_scale import child_runs, commands, interrupts, report
-from jaxrl_scale.config import Config, command_line, files
+from jaxrl_scale.config import command_line
 from jaxrl_scale.envs import scores
 from jaxrl_scale.errors import (
     FINISHED,
@@ -48,7 +48,6 @@ from jaxrl_scale.parallel.peers import Peers
 from jaxrl_scale.records import past_run, statistics
 from jaxrl_scale.records.past_run import PastRun, last_error
 from jaxrl_scale.records.run_directory import (
-    as_stored,
     holds_run,
     refuse_run,
     replace_file,
@@ -82,26 +81,12 @@ def plan(args: argparse.Namespace, options: Sequence[str]) -> list[Task]:
             spec = check_fit(wanted)
             if not holds_run(task.run):  # else it has its first policy
                 origin.find(wanted, spec, None, None, Peers())
-        _check_begun(task.run, wanted)
+        child_runs.check_begun(task.run, task.options)
         tasks.append(task)
     folders = [task.run for task in tasks]
     if twice := next((folder for folder in folders if folders.count(folder) > 1), None):
         raise RunError(f"two runs would be in {short(twice)}; give no name twice")
     return tasks
-
-
-def _check_begun(run: Path, wanted: Config) -> None:
-    """Raise a `RunError` if the run has begun with another config."""
-    if not holds_run(run):
-        return
-    begun = files.flatten(files.read_config(run / "config.json", look=True))
-    free = {*command_line.CHANGEABLE, "run_dir"}
-    for name, value in files.flatten(as_stored(wanted)).items():
-        if name not in free and begun.get(name) != value:
-            raise RunError(
-                f"{short(run)} has begun with {name}={begun.get(name)}, not {value}; choose "
-                "another --run_dir"
-            )
 
 
 # --- running --------------------------------------------------------------------------------
@@ -111,7 +96,6 @@ def train(task: Task, before: str = "") -> int:
     """Train what is not trained yet, in one process, and say how it went, in a line that begins
     with ``before``. Returns the trainer's exit status. Raises a `RunError` where somebody has begun
     another run in its folder since the comparison was planned."""
-    _check_begun(task.run, command_line.load(task.options)[0])
 
     def launch(arguments: Sequence[str], run: Path) -> int:
         return child_runs.together(run, child_runs.trainer(arguments), [child_runs.alone()])

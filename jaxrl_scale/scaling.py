@@ -122,16 +122,21 @@ def run_all(
     """Train what is not trained yet. Returns how many runs did not come to their end.
 
     The points take turns, so that a machine that becomes slower slows them all down alike.
-    ``config`` and ``options`` are those of `plan`.
+    ``config`` and ``options`` are those of `plan`. Raises a `RunError` where a run has begun with
+    other options, before any is trained.
     """
     first, agents = config.seed, config.num_seeds  # agent k of a run has its seed + k
     seeds = range(first, first + agents * args.seeds, agents)
     turns = list(itertools.product(range(args.repeats), seeds, points))
-    unfinished = 0
-    for k, (repeat, seed, point) in enumerate(turns, 1):
+    tasks = []
+    for repeat, seed, point in turns:
         run = folder / point.name / f"seed{seed}-repeat{repeat}"
         arguments = ["--config", args.config, *options, *settings(point, seed)]
-        child_runs.train(run, arguments, functools.partial(launch, point), f"[{k}/{len(turns)}] ")
+        child_runs.check_begun(run, arguments, "--out")
+        tasks.append((run, arguments, functools.partial(launch, point)))
+    unfinished = 0
+    for k, (run, arguments, start) in enumerate(tasks, 1):
+        child_runs.train(run, arguments, start, f"[{k}/{len(turns)}] ", "--out")
         unfinished += not finished(run)
     return unfinished
 

@@ -73,7 +73,7 @@ def test_a_comparison_trains_what_is_left_and_writes_its_results(world):
 
 def write_run(path, env, seed, final, test=None, status="done", rows=3):
     path.mkdir(parents=True)
-    config = Config(env=env, seed=seed, algo=compare.files.algos.get("a2c").Config())
+    config = Config(env=env, seed=seed, algo=files.algos.get("a2c").Config())
     (path / "config.json").write_text(json.dumps(files.to_json(config)))
     failed = [0] if status == "failed" else []
     lines = [

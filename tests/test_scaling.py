@@ -13,7 +13,7 @@ import pytest
 from processes import SMALL, Screen, options, rows, summary, well
 
 from jaxrl_scale import child_runs, envs, scaling
-from jaxrl_scale.config import Config, files
+from jaxrl_scale.config import Config, command_line, files
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.figures import scaling_plots
 from jaxrl_scale.figures.plot_style import COLORS, new_figure, png
@@ -460,10 +460,16 @@ def test_an_interrupted_study_goes_on_where_it_was(world):
 def test_no_two_agents_of_a_point_have_the_same_seed(monkeypatch, tmp_path):
     begun = []
     monkeypatch.setattr(child_runs, "train", lambda run, arguments, *_: begun.append(arguments))
-    args, options = scaling.parse(["--config=none", "--seeds=3", "--", "--num_seeds=4", "--seed=1"])
+    own = ["--num_seeds=4", "--algo.minibatch_size=64", "--seed=1"]
+    args, options = scaling.parse(["--config=none", "--seeds=3", "--", *own])
     config, points = scaling.base(args, options), [point(), point(processes=2)]
     assert scaling.run_all(config, points, tmp_path, args, options) == 6
     assert [told[-1] for told in begun] == [f"--seed={k}" for k in (1, 1, 5, 5, 9, 9)]
+
+    write_run(tmp_path / points[1].name / "seed9-repeat0", speeds=[1])  # somebody's own
+    with pytest.raises(RunError, match=r"has begun with \w+=\S+, not \S+; choose another --out$"):
+        scaling.run_all(config, points, tmp_path, args, options)
+    assert len(begun) == 6
 
 
 def test_a_run_that_fails_is_named_and_the_others_count(world):
@@ -471,9 +477,12 @@ def test_a_run_that_fails_is_named_and_the_others_count(world):
     spoiled = world.folder / "spoiled" / "strong-1x1-16envs" / "seed0-repeat0"
     spoiled.mkdir(parents=True)
     (spoiled / "summary.json").write_text("{}")
-    write_run(world.folder / "spoiled/strong-1x1-32envs/seed0-repeat0", speeds=[1, 2, 3])
-    command = study(world, "--threads=1", "--num_envs=16,32")
+    there = world.folder / "spoiled" / "strong-1x1-32envs" / "seed0-repeat0"
+    write_run(there, speeds=[1, 2, 3])
+    command = study(world, "--threads=1", "--num_envs=16,32", num_seeds=2)
     command[3] = "spoiled"
+    begun = ["--config", command[1], *command[command.index("--") + 1 :], "--num_envs=32"]
+    (there / "config.json").write_text(json.dumps(files.to_json(command_line.load(begun)[0])))
     done = world.run(*command, module="jaxrl_scale.scaling")
     assert done.status == 1
     assert "exit status 2: spoiled/strong-1x1-16envs/seed0-repeat0 holds summary.json" in done.out
