@@ -30,7 +30,7 @@ from jaxrl_scale.loop.prepare import jax_settings_restored
 from jaxrl_scale.parallel import backend
 from jaxrl_scale.parallel.sums import local_pool
 from jaxrl_scale.portable import numpy_text, onnx_graph, program
-from jaxrl_scale.records.run_directory import io_errors, replace_file, short
+from jaxrl_scale.records.run_directory import check_writable, io_errors, replace_file, short
 from jaxrl_scale.user_code import errors_in_one_line, is_own
 
 FORMS = ("policy.py", "policy.npz", "policy.stablehlo", "policy.onnx")
@@ -47,6 +47,8 @@ def _command(argv: list[str]) -> int:
     if args.onnx:
         onnx_graph.check_installed()
     config = files.read_config(args.run_dir / "config.json")
+    out = args.out or args.run_dir / "export"
+    check_writable(out / "policy.py", "--out=FOLDER")
     with jax_settings_restored():
         backend.initialize(files.to_look_at(config, devices=1))
         agent = load(args.run_dir, args.agent, args.checkpoint)
@@ -56,7 +58,6 @@ def _command(argv: list[str]) -> int:
             )
         with commands.working("translating the policy"):
             made, left_out = forms(agent, _title(agent, args.run_dir), args.onnx)
-    out = args.out or args.run_dir / "export"
     with io_errors(out):
         make_folder(out)
     for name, data in made.items():

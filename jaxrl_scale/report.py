@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxrl_scale import algos, commands
-from jaxrl_scale.errors import INPUT_OUTPUT_ERROR, RunError, how_many, make_folder, one_line
+from jaxrl_scale.errors import RunError, how_many, make_folder, one_line
 from jaxrl_scale.figures.pages import actions, render
 from jaxrl_scale.figures.report_plots import (
     Drawn,
@@ -37,7 +37,7 @@ from jaxrl_scale.figures.video import small_gif
 from jaxrl_scale.records import past_run
 from jaxrl_scale.records.past_run import PastRun
 from jaxrl_scale.records.rows import centre
-from jaxrl_scale.records.run_directory import io_errors, replace_file, short
+from jaxrl_scale.records.run_directory import check_writable, io_errors, replace_file, short
 from jaxrl_scale.records.terminal import NONE, between, compact, duration, number
 
 EPISODE_BYTES = 2_000_000
@@ -265,9 +265,7 @@ def report(paths: Sequence[Path], out: Path | None = None, episodes: int = 4) ->
     """Write the report and its images; returns the files, the HTML last."""
     shown = read_runs(paths)
     file = _html_file(out or (shown[0].run.path if len(shown) == 1 else Path("report/report.html")))
-    if file.parent.exists() and not os.access(file.parent, os.W_OK):  # somebody else's run
-        message = f"cannot write {short(file)}: Permission denied; --out=FILE names another place"
-        raise RunError(message, INPUT_OUTPUT_ERROR)
+    check_writable(file, "--out=FILE")
     return write(shown, file, episodes)
 
 

@@ -687,11 +687,16 @@ def test_a_mistake_is_told_in_one_line(run, arguments, message, capfd, monkeypat
     assert err.count("\n") == 1
 
 
-def test_a_folder_that_cannot_be_written_is_told(run, tmp_path, capfd):
+def test_a_folder_that_cannot_be_written_is_told(run, tmp_path, capfd, monkeypatch):
     (tmp_path / "file").touch()
     status, _, err = command(run, "--out", tmp_path / "file", capfd=capfd)
     told = f"cannot write {tmp_path}/file: {tmp_path}/file is a file; it should be a folder"
     assert (status, err) == (74, f"error: {told}\n")
+    with monkeypatch.context() as patch:  # somebody else's run; root may write everywhere
+        patch.setattr(os, "access", lambda *_: False)
+        status, _, err = command(run, capfd=capfd)
+    told = f"cannot write {run}/export/policy.py: Permission denied; --out=FOLDER names another"
+    assert (status, err) == (74, f"error: {told} place\n")
     status, _, err = command(tmp_path, capfd=capfd)
     assert (status, err) == (
         2,

@@ -392,6 +392,15 @@ def io_errors(path: Path) -> Iterator[None]:
         raise RunError(f"cannot write {short(path)}: {reason}", INPUT_OUTPUT_ERROR) from error
 
 
+def check_writable(path: Path, option: str) -> None:
+    """Raise a `RunError` where a file or folder is to be made in a folder that cannot be written,
+    as the run of somebody else cannot; ``option`` names another place."""
+    above = next(folder for folder in path.absolute().parents if folder.exists())
+    if not os.access(above, os.W_OK):
+        message = f"cannot write {short(path)}: Permission denied; {option} names another place"
+        raise RunError(message, INPUT_OUTPUT_ERROR)
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """Replace a file. A crash of the process or of the machine leaves the old file or the new.
     Of several processes that do this at the same time, one is the last."""
