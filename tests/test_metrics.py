@@ -28,7 +28,7 @@ import pytest
 from jaxrl_scale.config import Config
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.parallel.peers import Peers
-from jaxrl_scale.records import provenance, row_writer, run_directory, terminal, wandb_log
+from jaxrl_scale.records import past_run, provenance, row_writer, run_directory, terminal, wandb_log
 from jaxrl_scale.records import rows as records
 from jaxrl_scale.records.checkpoint import Checkpoints
 from jaxrl_scale.search import results, wandb_group
@@ -161,6 +161,24 @@ time.sleep(60)
 def test_one_process_cannot_use_a_directory_twice(run):
     with pytest.raises(RunError, match=f"in use by process {os.getpid()}"):
         run_directory.create(run.path)
+
+
+def test_a_run_without_a_summary_that_nobody_trains_any_more_was_killed_or_crashed(tmp_path):
+    def told():
+        found = past_run.PastRun(tmp_path, Config(iterations=4), [], {}, [], [0])
+        return found.status.split(":")[0], past_run.lacks_checkpoint(tmp_path)
+
+    going_on = ("no summary yet", "has no checkpoint yet")
+    assert told() == going_on  # nothing is known
+    run = run_directory.create(tmp_path)
+    assert told() == going_on
+    run.close()
+    assert told() == (
+        "killed or crashed",
+        "has no checkpoint: the run was killed, or has crashed",
+    )
+    (tmp_path / ".lock").write_text("process 1 on elsewhere\n")
+    assert told() == going_on
 
 
 def test_a_run_that_cannot_write_its_config_leaves_no_lock(tmp_path, monkeypatch):

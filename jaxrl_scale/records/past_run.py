@@ -22,7 +22,7 @@ from jaxrl_scale.errors import RunError
 from jaxrl_scale.options import has_type
 from jaxrl_scale.records import statistics
 from jaxrl_scale.records.rows import TIMINGS, Row, Summary, normalized, read_rows
-from jaxrl_scale.records.run_directory import is_bare_policy, read_object, short
+from jaxrl_scale.records.run_directory import has_died, is_bare_policy, read_object, short
 
 _ENDS = ("done", "failed")
 """The statuses of a run that came to its end; one that was stopped goes on."""
@@ -79,7 +79,8 @@ class PastRun:
         total = self.config.num_iterations
         if self.summary and done >= total:
             return str(self.summary.get("status", "done"))
-        state = self.summary.get("status", "no summary yet")
+        unknown = "killed or crashed" if has_died(self.path) else "no summary yet"
+        state = self.summary.get("status", unknown)
         return f"{state}: iteration {done:,} of {total:,}"
 
     def column(self, name: str) -> np.ndarray:
@@ -153,6 +154,8 @@ def lacks_checkpoint(path: Path) -> str:
         return "has no checkpoint: the run failed before its first one"
     if status in ("done", "stopped"):  # it had one
         return "has no checkpoint any more: the run has ended, and what it saved is gone"
+    if status is None and has_died(path):
+        return "has no checkpoint: the run was killed, or has crashed"
     return "has no checkpoint yet"
 
 

@@ -158,6 +158,20 @@ def holds_run(path: Path) -> bool:
     return (path / "config.json").exists()
 
 
+def has_died(path: Path) -> bool:
+    """Whether the last process that trained in a run directory is known to be no more: it was one
+    of this machine, and its lock is free. Elsewhere a lock may be seen by one machine alone."""
+    with suppress(OSError):
+        lock = os.open(path / ".lock", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            holder = os.read(lock, 256).decode(errors="replace")
+        finally:
+            os.close(lock)
+        return holder.endswith(f" on {socket.gethostname()}\n")
+    return False
+
+
 def is_bare_policy(path: Path) -> bool:
     """Whether a run directory has checkpoints and nothing else of its run, as those in zoo/."""
     rest = (path / name for name in ("run.json", "metrics.jsonl"))
