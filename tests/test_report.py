@@ -548,6 +548,14 @@ def test_what_is_damaged_or_no_run_directory_is_one_line(tmp_path, capsys, file,
     assert not (tmp_path / "x.html").exists()
 
 
+def test_a_metric_may_have_the_name_of_a_field_of_another_file(tmp_path):
+    run = make_run(tmp_path / "run")
+    row = GOOD_ROW | {"steps_per_second": 1, "agents": 2, "evaluation": 3, "test": 4}
+    (run / "metrics.jsonl").write_text(json.dumps(row))
+    (run / "summary.json").write_text(json.dumps(DONE | {"per_agent": {"loss": 1}}))
+    assert past_run.read(run).column("test") == [4]
+
+
 @pytest.mark.parametrize(("status", "how"), [("failed", "failed"), ("stopped", "was stopped")])
 def test_a_run_that_ended_before_its_first_row_is_refused_with_its_end(
     status, how, tmp_path, monkeypatch, capsys

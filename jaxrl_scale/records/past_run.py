@@ -413,8 +413,9 @@ def _check(data: Any, kind: Any, num_agents: int, where: str) -> None:
             shown = json.dumps(value)
             shown = shown if len(shown) <= 40 else f"{shown[:39]}…"
             raise RunError(f"{where} is damaged: {name} is {shown}")
-    lists = [*(data.get("per_agent") or {}).values(), *(data.get("agents") or {}).values()]
-    lists += [played["per_agent"] for name in ("evaluation", "test") if (played := data.get(name))]
-    indices = data.get("failed") or []
+    known = {name: data[name] for name in hints if data.get(name)}  # a metric may be called "test"
+    lists = [x for name in ("per_agent", "agents") for x in known.get(name, {}).values()]
+    lists += [known[name]["per_agent"] for name in ("evaluation", "test") if name in known]
+    indices = known.get("failed", [])
     if any(len(x) != num_agents for x in lists) or any(k not in range(num_agents) for k in indices):
         raise RunError(f"{where} does not fit num_seeds={num_agents} of config.json")
