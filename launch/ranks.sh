@@ -69,8 +69,13 @@ done
 logs=$run_dir/ranks
 fresh=$([ -e "$run_dir" ] || echo yes)
 mkdir -p "$logs" || exit 74
+me=$HOSTNAME.$$ # in the names of what is deleted at the end
+for left in "$logs"/*."$HOSTNAME".*; do # by a launcher of this host that was killed
+  pid=${left##*."$HOSTNAME".} && pid=${pid%%.*}
+  if [ "$pid" = $$ ] || ! kill -0 "$pid" 2>/dev/null; then rm -f "$left"; fi
+done
 if [ -z "$JAXRL_SECRET_FILE" ]; then # not in a variable: command lines can be read by everybody
-  own_secret=$(cd "$logs" && mktemp "$PWD/secret.XXXXXX") || exit 74
+  own_secret=$(cd "$logs" && mktemp "$PWD/secret.$me.XXXXXX") || exit 74
   secret >"$own_secret" && echo >>"$own_secret"
 fi
 environment+=("JAXRL_SECRET_FILE=${own_secret:-$JAXRL_SECRET_FILE}")
@@ -82,7 +87,7 @@ on_host() {
 
 start() { # RANK
   local folder log pid line
-  folder=$(printf %q "$logs") log=$(printf %q "$logs/$1.log") pid=$(printf %q "$logs/$1.$$.pid")
+  folder=$(printf %q "$logs") log=$(printf %q "$logs/$1.log") pid=$(printf %q "$logs/$1.$me.pid")
   line=$(printf '%q ' env "${environment[@]}" "JAX_PROCESS_ID=$1" \
     "$PYTHON" -m "jaxrl_scale.$command" "${options[@]}")
   # Our signals go to the process whose number is written here.
@@ -95,7 +100,7 @@ start() { # RANK
 send() (
   for rank in "${!ranks[@]}"; do
     {
-      (on_host "$rank" "kill -$1 \$(cat $(printf %q "$logs/$rank.$$.pid"))") || kill "${ranks[rank]}"
+      (on_host "$rank" "kill -$1 \$(cat $(printf %q "$logs/$rank.$me.pid"))") || kill "${ranks[rank]}"
     } >/dev/null 2>&1 &
   done
 )
@@ -129,7 +134,6 @@ tail --pid=$$ -n 0 /dev/null 2>/dev/null && follow+=("--pid=$$")
 (trap '' TERM HUP INT USR1 USR2 && exec "${follow[@]}" -c "+$(($(wc -c <"$logs/0.log") + 1))" -f "$logs/0.log") &
 tail=$!
 disown
-rm -f "$logs"/*".$$.pid" # of an earlier launcher that had this number
 for rank in "${!hosts[@]}"; do
   start "$rank" &
   ranks[rank]=$!
@@ -165,7 +169,7 @@ done
 kill "$tick" 2>/dev/null
 sleep 0.2 # for the last lines of rank 0
 kill -KILL "$tail"
-rm -f "$logs"/*".$$.pid" ${own_secret:+"$own_secret"}
+rm -f "$logs"/*".$me.pid" ${own_secret:+"$own_secret"}
 # After a mistake that began nothing, nothing stays. What the ranks had to say has been shown.
 if [ $status -eq 2 ] && [ -n "$fresh" ] && [ "$(ls -A "$run_dir")" = ranks ]; then
   rm -f "$logs"/*.log && rmdir "$logs" "$run_dir"

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -265,8 +266,16 @@ def test_what_starts_nothing_is_one_process_and_leaves_no_folder(ranks, tmp_path
 def test_ranks_resume_a_run_that_is_there(ranks):
     (ranks.folder / "r").mkdir()
     (ranks.folder / "r" / "config.json").touch()
+    (ranks.folder / "r" / "ranks").mkdir()
+    gone, here = f"{socket.gethostname()}.4999999", f"{socket.gethostname()}.{os.getpid()}"
+    for left in (gone, here, "elsewhere.4999999"):  # by launchers that were killed, or run now
+        (ranks.folder / "r" / "ranks" / f"0.{left}.pid").touch()
+        (ranks.folder / "r" / "ranks" / f"secret.{left}.abc123").touch()
     out = ranks.run("a", "--", "--config", "c.py", "--seed=1", "--run_dir", "r").out
     assert eval(out)["options"] == ["--resume", "r", "--seed=1"]
+    kept = [f"0.{who}.pid" for who in (here, "elsewhere.4999999")]
+    kept += [f"secret.{who}.abc123" for who in (here, "elsewhere.4999999")]
+    assert {file.name for file in (ranks.folder / "r" / "ranks").iterdir()} == {"0.log", *kept}
 
 
 def test_a_run_directory_at_home_is_the_one_that_the_trainer_means(ranks, tmp_path):
