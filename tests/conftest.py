@@ -27,7 +27,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background
 
 LONGEST = (
     *("peers", "algorithms", "search", "launch", "invariance", "host_runner", "train"),
-    *("threads", "scaling", "recurrent", "lunar_lander", "canaries"),
+    *("threads", "scaling", "recurrent", "lunar_lander"),
 )
 """Modules that take long. They begin first, so that no worker of pytest-xdist ends with one while
 the others have nothing to do. peers, launch and train mostly wait for processes, so one of them at

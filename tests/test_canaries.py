@@ -1,5 +1,6 @@
 """Every trick against XLA is needed today. Where one of these tests fails, a new XLA has made the
-trick superfluous: take it out.
+trick superfluous: take it out. Those that train are slow: what they tell depends on jaxlib's
+version. That the tricks work is seen by all tests that compare bits.
 
 `test_threads.py` has the canary of `jaxrl_scale.learning.products`.
 """
@@ -31,10 +32,12 @@ def right():
     return end(devices=1)
 
 
+@pytest.mark.slow
 def test_nothing_differs_with_all_tricks(right):
     assert differing(right, end(devices=2)) == []
 
 
+@pytest.mark.slow
 def test_the_wall_behind_the_sum_is_still_needed(right, monkeypatch):
     monkeypatch.setattr(
         sums, "walled_sum", lambda *terms: sum(sums.tree_sum(term) for term in terms)
@@ -42,6 +45,7 @@ def test_the_wall_behind_the_sum_is_still_needed(right, monkeypatch):
     assert differing(right, end(devices=2)) != []
 
 
+@pytest.mark.slow
 def test_the_hidden_number_of_rounds_is_still_needed(monkeypatch):
     """A device that holds one shard computes it in a loop of one round. Of the algorithms, PQN's
     program shows it."""
@@ -53,6 +57,7 @@ def test_the_hidden_number_of_rounds_is_still_needed(monkeypatch):
 plain_map = functools.partial(sums.map_exact, trips=None)
 
 
+@pytest.mark.slow
 def test_the_order_of_sums_is_still_needed(monkeypatch):
     """That XLA would take one collective for another is seen in its programs alone: it takes
     unlucky threads, too."""

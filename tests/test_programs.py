@@ -24,6 +24,7 @@ from jaxrl_scale.loop import programs
 from jaxrl_scale.loop import state as run_state
 from jaxrl_scale.loop.make import make_runner
 from jaxrl_scale.parallel import backend
+from jaxrl_scale.parallel.placement import rename
 
 TINY = small(num_envs=8, num_shards=2, hidden_sizes=(8,), devices=2, eval_episodes=4)
 TINY = TINY.replace(algo=ppo.Config(minibatch_size=64, epochs=1))
@@ -61,9 +62,7 @@ def compiled(monkeypatch, config=TINY):
         state, _ = runner.step(runner.init())
         state, metrics = runner.step(state)
         played = runner.evaluate(state)
-        for thread in threading.enumerate():
-            if thread.name == "programs":  # writes what was compiled, as a process does at its end
-                thread.join()
+        wait_for_writers()
         return (runner.fetch(state), metrics, played), len(count)
 
 
@@ -105,13 +104,23 @@ def found(folder):
     """What a tiny program that is kept in the folder gives, and how often it had to be traced."""
     count = []
 
-    def trace():
+    def trace(name):
         count.append(1)
-        return jax.jit(lambda x: 2 * x + 1).lower(np.float32(0)).compile
+        lowered = jax.jit(lambda x: 2 * x + 1).lower(np.float32(0))
+        rename(lowered, name)
+        return lowered.compile
 
-    whole = programs.Programs(folder, "all that it follows from", writes=True, meanwhile=False)
+    whole = programs.Programs(folder, "all that it follows from", writes=True, alone=True)
     program = whole.program(("tiny",), jax.local_devices()[:1], trace)()
+    wait_for_writers()
     return float(program(np.float32(3))), len(count)
+
+
+def wait_for_writers():
+    """As a process does at its end."""
+    for thread in threading.enumerate():
+        if thread.name == "programs":
+            thread.join()
 
 
 def test_a_file_that_is_damaged_or_somebody_elses_is_not_used(folder, monkeypatch):
@@ -142,12 +151,14 @@ def test_a_file_that_is_damaged_or_somebody_elses_is_not_used(folder, monkeypatc
         assert found(folder) == (7, 1)
 
 
-def test_what_jax_had_in_its_own_cache_is_not_kept(folder):
+def test_what_jax_had_in_its_own_cache_is_compiled_and_kept_when_it_was_there_twice(folder):
     """Written once more, it could not run."""
     assert found(folder) == (7, 1)
     shutil.rmtree(folder)
     assert found(folder) == (7, 1)
-    assert not folder.exists()
+    assert [path.read_bytes()[32:] for path in folder.iterdir()] == [b""]
+    assert found(folder) == (7, 1)
+    assert found(folder) == (7, 0)
 
 
 def test_a_folder_that_cannot_be_written_is_no_reason_for_a_word(folder, capfd):

@@ -19,6 +19,7 @@ import json
 import os
 import pickle
 import re
+import secrets
 import sys
 import threading
 import time
@@ -58,39 +59,46 @@ class Programs:
     Args:
       follows_from: all that they follow from, besides what they are called and given.
       writes: whether this process adds to the folder.
-      meanwhile: whether it does so in a thread, while the run goes on. Else what it keeps is in the
-        folder when it is there for the caller.
+      alone: whether it is the only process of the run. Then it writes in a thread, while the run
+        goes on; else what it keeps is in the folder when it is there for the caller.
     """
 
-    def __init__(self, folder: Path, follows_from: str, writes: bool, meanwhile: bool):
+    def __init__(self, folder: Path, follows_from: str, writes: bool, alone: bool):
         self._folder, self._follows_from = folder, follows_from
-        self._writes, self._meanwhile = writes, meanwhile
+        self._writes, self._alone = writes, alone
 
     def program(
         self,
         called: tuple[str, ...],
         devices: Sequence[jax.Device],
-        trace: Callable[[], Compile],
+        trace: Callable[[str], Compile],
     ) -> Compile:
         """The program of ``trace``, or what an earlier run has made of it.
+
+        What JAX has read from its own cache lacks functions where it is written once more: it would
+        end in "Function … not found" (seen with jaxlib 0.10.2). So a program that was there, as
+        after an update of the package, cannot be kept. The next run that wants it compiles it under
+        a name that JAX's cache does not have, and those after it find that.
 
         Args:
           called: texts in which it differs from the other programs of the run.
           devices: those on which it runs.
         """
-        path = self._path("program", *called)
+        path, was_in_jaxs = self._path("program", *called), self._path("in JAX's", *called)
+        anew = self._alone and os.path.exists(was_in_jaxs)  # processes of one run have one name
+        name = f"anew_{secrets.token_hex(8)}" if anew else ""
         # A file that is there is mostly whole; a folder that may not be read is as good as none.
-        compile = None if os.path.exists(path) else trace()
+        compile = None if os.path.exists(path) else trace(name)
 
         def find_or_compile() -> jax.stages.Compiled:
             if (found := _read(path, devices)) is not None:
                 return found
             before = _compilations()
-            program = (compile or trace())()
-            # What JAX has read from its own cache lacks functions where it is written once more:
-            # it would end in "Function … not found" (seen with jaxlib 0.10.2).
+            program = (compile or trace(name))()
             if _compilations() > before:
                 self._keep(path, lambda: pickle.dumps(serialize_executable.serialize(program)))
+            else:
+                self._keep(was_in_jaxs, lambda: b"")
             return program
 
         return find_or_compile
@@ -113,7 +121,7 @@ class Programs:
         if self._writes:
             writer = threading.Thread(target=_write, args=(path, content), name="programs")
             writer.start()
-            if not self._meanwhile:
+            if not self._alone:
                 writer.join()
 
 
@@ -127,7 +135,7 @@ def with_programs(config: Config, placement: Placement) -> Placement:
     with suppress(OSError):  # not known: what this processor can do, or which files were imported
         alone = placement.num_processes == 1  # else the others read what process 0 has written
         text = follows_from(config, placement)
-        programs = Programs(folder, text, placement.leader, meanwhile=alone)
+        programs = Programs(folder, text, placement.leader, alone)
         return dataclasses.replace(placement, kept=programs)
     return placement
 

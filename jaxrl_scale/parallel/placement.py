@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.mlir import ir
 from jax.extend.mlir.passmanager import PassManager
 from rich.filesize import decimal
 
@@ -41,9 +42,13 @@ class Kept(Protocol):
     it. ``called`` are texts that tell a program from the others of its run."""
 
     def program(
-        self, called: tuple[str, ...], devices: Sequence[jax.Device], trace: Callable[[], Compile]
+        self,
+        called: tuple[str, ...],
+        devices: Sequence[jax.Device],
+        trace: Callable[[str], Compile],
     ) -> Compile:
-        """A program that was compiled before, or else that of ``trace``."""
+        """A program that was compiled before, or else that of ``trace(name)``, where the name is
+        for `rename`."""
 
     def shapes(self, called: tuple[str, ...], trace: Callable[[], PyTree]) -> PyTree:
         """Shapes and dtypes that were traced before, or else those of ``trace``."""
@@ -74,6 +79,14 @@ def merge_equal(lowered: jax.stages.Lowered) -> None:
     program: Any = lowered.compiler_ir()
     with program.context:
         PassManager.parse("builtin.module(inline,cse)").run(program.operation)
+
+
+def rename(lowered: jax.stages.Lowered, name: str) -> None:
+    """Give a traced program a name, under which JAX's cache does not have it yet, if any."""
+    program: Any = lowered.compiler_ir()
+    if name:
+        with program.context:
+            program.operation.attributes["sym_name"] = ir.StringAttr.get(name)
 
 
 @dataclass(frozen=True)
@@ -254,8 +267,9 @@ class Placement:
     ) -> Compile:
         """``f``, which is jitted or mapped, traced for these arguments, or found."""
 
-        def trace() -> Compile:
+        def trace(other_name: str = "") -> Compile:
             lowered = f.lower(*args)
+            rename(lowered, other_name)
             if self.on_cpus:
                 merge_equal(lowered)
             return lambda: lowered.compile(compiler_options=options)
