@@ -48,9 +48,9 @@ for call in (
     "evaluate private", "evaluate run", "export run",
 ):
     print(call, package.main(call.split()))
-find = Programs(Path("private"), "all that it follows from", True, False)
-trace = lambda: jax.jit(lambda x: x + 1).lower(numpy.float32(0)).compile
-print(find(("tiny",), jax.devices(), trace)()(numpy.float32(3)))
+programs = Programs(Path("private"), "all that it follows from", True, False)
+trace = lambda name: jax.jit(lambda x: x + 1).lower(numpy.float32(0)).compile
+print(programs.program(("tiny",), jax.devices(), trace)()(numpy.float32(3)))
 """
 
 
