@@ -1,6 +1,7 @@
 """The run directory, the rows' sinks and the terminal, each against the real library."""
 
 import dataclasses
+import fcntl
 import importlib
 import io
 import itertools
@@ -161,6 +162,17 @@ time.sleep(60)
 def test_one_process_cannot_use_a_directory_twice(run):
     with pytest.raises(RunError, match=f"in use by process {os.getpid()}"):
         run_directory.create(run.path)
+
+
+def test_who_looks_at_a_run_keeps_nobody_from_training_it(tmp_path):
+    """`has_died` holds the lock for a moment."""
+    run_directory.create(tmp_path).close()
+    with open(tmp_path / ".lock") as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        timer = threading.Timer(0.03, lambda: fcntl.flock(looking, fcntl.LOCK_UN))
+        timer.start()
+        run_directory.create(tmp_path).close()
+        timer.join()
 
 
 def test_a_run_without_a_summary_that_nobody_trains_any_more_was_killed_or_crashed(tmp_path):

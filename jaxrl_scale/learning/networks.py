@@ -4,13 +4,13 @@ and ``apply`` are used.
 `make` gives a policy and a value, `make_recurrent` the same with a memory, `make_policy` either of
 them under one face. `make_q`, `make_recurrent_q` and `make_q_policy` are their counterparts for the
 values of discrete actions of one part; `make_actor_critics` gives a policy of continuous actions
-and two values of an action. A network from outside the package is a
-flax module with one required field ``policy_size`` whose call maps a batch of observations ``[N,
-*observation_shape]`` to ``(policy [N, policy_size], value [N])``:
+and two values of an action. A network from outside the package is a flax module with one required
+field ``policy_size`` whose call maps a batch of observations ``[N, *observation_shape]`` to
+``(policy [N, policy_size], value [N])``:
 ``--network=my_package.my_module:MyNetwork``. A field with the name of an option of networks, such
-as ``hidden_sizes``, gets its value where it is set. As values of actions its ``policy`` is read
-(as advantages where it is dueling). What a caller does not use of the two costs nothing:
-XLA removes it.
+as ``hidden_sizes``, gets its value where it is set. Where values of actions are wanted, its
+``policy`` is taken for them (for advantages where it is dueling). What a caller does not use of the
+two costs nothing: XLA removes it.
 
 One with a memory has a method ``init_carry(N) -> carry [N, ...]``, an empty memory, and its call
 maps ``(carry, obs [N, *observation_shape])`` to ``(carry, (policy [N, policy_size], value [N]))``,

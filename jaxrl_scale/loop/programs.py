@@ -85,7 +85,7 @@ class Programs:
           devices: those on which it runs.
         """
         path, was_in_jaxs = self._path("program", *called), self._path("in JAX's", *called)
-        anew = self._alone and os.path.exists(was_in_jaxs)  # processes of one run have one name
+        anew = self._alone and os.path.exists(was_in_jaxs)  # several would need one name
         name = f"anew_{secrets.token_hex(8)}" if anew else ""
         # A file that is there is mostly whole; a folder that may not be read is as good as none.
         compile = None if os.path.exists(path) else trace(name)

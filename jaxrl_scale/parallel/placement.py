@@ -48,7 +48,7 @@ class Kept(Protocol):
         trace: Callable[[str], Compile],
     ) -> Compile:
         """A program that was compiled before, or else that of ``trace(name)``, where the name is
-        for `rename`."""
+        for `rename`, if it is not empty."""
 
     def shapes(self, called: tuple[str, ...], trace: Callable[[], PyTree]) -> PyTree:
         """Shapes and dtypes that were traced before, or else those of ``trace``."""
@@ -82,11 +82,10 @@ def merge_equal(lowered: jax.stages.Lowered) -> None:
 
 
 def rename(lowered: jax.stages.Lowered, name: str) -> None:
-    """Give a traced program a name, under which JAX's cache does not have it yet, if any."""
+    """Give a traced program a name, which JAX's cache finds it by, too."""
     program: Any = lowered.compiler_ir()
-    if name:
-        with program.context:
-            program.operation.attributes["sym_name"] = ir.StringAttr.get(name)
+    with program.context:
+        program.operation.attributes["sym_name"] = ir.StringAttr.get(name)
 
 
 @dataclass(frozen=True)
@@ -269,7 +268,8 @@ class Placement:
 
         def trace(other_name: str = "") -> Compile:
             lowered = f.lower(*args)
-            rename(lowered, other_name)
+            if other_name:
+                rename(lowered, other_name)
             if self.on_cpus:
                 merge_equal(lowered)
             return lambda: lowered.compile(compiler_options=options)

@@ -79,8 +79,9 @@ class PastRun:
         total = self.config.num_iterations
         if self.summary and done >= total:
             return str(self.summary.get("status", "done"))
-        unknown = "killed or crashed" if has_died(self.path) else "no summary yet"
-        state = self.summary.get("status", unknown)
+        state = self.summary.get("status")
+        if state is None:
+            state = "killed or crashed" if has_died(self.path) else "no summary yet"
         return f"{state}: iteration {done:,} of {total:,}"
 
     def column(self, name: str) -> np.ndarray:

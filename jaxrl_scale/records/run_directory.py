@@ -230,6 +230,16 @@ def follow(path: Path, config: dict[str, Any], new: bool) -> RunDirectory:
     return run
 
 
+def _flock(lock: int) -> None:
+    """Lock a file for this process alone, or raise a BlockingIOError. `has_died`, by which a
+    command looks at a run, holds the lock for a moment too."""
+    for _ in range(5):
+        with suppress(BlockingIOError):
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        time.sleep(0.02)
+    return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
 _LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -273,7 +283,7 @@ class RunDirectory:
     def _acquire(self) -> int:
         lock = os.open(self.path / ".lock", _LOCK_FLAGS, 0o666)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _flock(lock)
         except BlockingIOError:
             holder = os.pread(lock, 256, 0).decode(errors="replace").strip()
             os.close(lock)
