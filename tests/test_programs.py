@@ -349,15 +349,45 @@ def test_modules_that_appear_meanwhile_do_no_harm():
     assert found == before
 
 
-def test_a_config_file_of_ones_own_is_known_but_one_that_came_with_the_package_is_not(
-    tmp_path, monkeypatch
-):
+def test_a_config_file_counts_by_what_it_returns_unless_it_does_more(tmp_path, monkeypatch):
+    """So a learning rate may be changed in the file, too."""
     monkeypatch.setattr(files, "executed", set())
-    files.shipped("CartPole-v1")
+    came_with_it = [*files.FOLDER.rglob("*.py")]
+    assert len(came_with_it) > 40
+    assert all(files.only_returns(path.read_bytes()) for path in came_with_it)
+    text = files.to_python(TINY, "Mine.")
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    assert files.read_file(path) == TINY
     assert files.executed == set()
-    (tmp_path / "mine.py").write_text(files.to_python(TINY, "Mine."))
-    files.read_file(tmp_path / "mine.py")
+    path.write_text(text + "\nimport jax\n")
+    assert files.read_file(path) == TINY
     assert len(files.executed) == 1
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "import jaxrl_scale.algos.ppo",
+        "from my_module import Config",
+        "from jaxrl_scale.algos.ppo import update as Config",
+        "from jaxrl_scale.algos import ppo\nppo.loss = None",
+        "from jaxrl_scale.algos import ppo\nppo.vars()",
+        "from jaxrl_scale.algos import ppo\n@ppo.vars\ndef f(): return 1",
+        "from .algos import ppo",
+        "print(1)",
+        "x = 1",
+        "def Config(): return 1",
+        "class Config: pass",
+        "[x for x in (1, 2)]",
+        "del Config",
+        "lambda: 1",
+        "def get_config(",
+        "\0",
+    ],
+)
+def test_a_file_that_does_more_is_told(more):
+    assert not files.only_returns(more.encode())
 
 
 def test_a_changed_file_is_another_package(tmp_path, monkeypatch):

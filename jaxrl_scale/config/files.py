@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import hashlib
 import json
@@ -19,8 +20,14 @@ from jaxrl_scale.options import given_path
 from jaxrl_scale.user_code import describe, is_own, look_in_this_folder
 
 executed: set[str] = set()
-"""The SHA-256 of each config or sweep file that this process has run, of those that did not come
-with the package. Such a file is a program: what it does may change what the package computes."""
+"""The SHA-256 of each config or sweep file that this process has run and that `only_returns` does
+not know to be harmless. Such a file is a program: it may change what the package computes."""
+
+_DATA = (
+    *(ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.Name, ast.Attribute, ast.Load, ast.keyword),
+    *(ast.UnaryOp, ast.unaryop, ast.BinOp, ast.operator, ast.Subscript),  # -110.0, 2**20
+)
+_STATEMENTS = (ast.Module, ast.Expr, ast.alias, ast.arguments, ast.Return)
 
 DICTS = ("env_kwargs", "test_env_kwargs")
 """The options that are dicts: on the command line each NAME in them is an option of its own."""
@@ -62,8 +69,8 @@ def returned_by(path: Path, kind: str, folder: Path, name: str, wanted: type, sa
     except OSError as error:
         raise RunError(f"{what} cannot be read: {error.strerror}") from None
     try:
-        if not path.resolve().is_relative_to(FOLDER.resolve()):
-            executed.add(hashlib.sha256(path.read_bytes()).hexdigest())
+        if not only_returns(program := path.read_bytes()):
+            executed.add(hashlib.sha256(program).hexdigest())
         look_in_this_folder()
         function = runpy.run_path(str(path)).get(name)
         value = function() if callable(function) else None
@@ -81,6 +88,29 @@ def returned_by(path: Path, kind: str, folder: Path, name: str, wanted: type, sa
         returned = value.__qualname__ if isinstance(value, type) else type(value).__name__
         raise RunError(f"{what}: {name}() returned {returned}, it should return {said}")
     return value
+
+
+def only_returns(text: bytes) -> bool:
+    """Whether a config or sweep file does nothing but return what it holds, as those do that come
+    with the package. Then all that it decides is in the config that it returns. It imports from the
+    package, defines functions, and calls nothing but classes of the name ``Config``."""
+    try:
+        nodes = list(ast.walk(ast.parse(text)))
+    except (SyntaxError, ValueError):  # a zero byte
+        return False
+
+    def is_harmless(node: ast.AST) -> bool:
+        match node:
+            case ast.ImportFrom(module=module, level=0):
+                named = not any(alias.asname for alias in node.names)
+                return named and f"{module}.".startswith("jaxrl_scale.")
+            case ast.FunctionDef(name=name):
+                return name != "Config" and not node.decorator_list
+            case ast.Call(func=ast.Name(id="Config") | ast.Attribute(attr="Config")):
+                return True
+        return isinstance(node, _DATA + _STATEMENTS)
+
+    return all(map(is_harmless, nodes))
 
 
 def _of_the_name(path: Path, folder: Path) -> str:

@@ -32,7 +32,7 @@ from typing import Any
 import jax
 from jax.experimental import serialize_executable
 
-from jaxrl_scale.config import Config, command_line, files, shipped
+from jaxrl_scale.config import Config, command_line, files
 from jaxrl_scale.parallel.machine import process_start, processor_features, visible_cores
 from jaxrl_scale.parallel.placement import Compile, Placement
 from jaxrl_scale.records.provenance import own_code, versions
@@ -156,7 +156,7 @@ def follows_from(config: Config, placement: Placement) -> str:
     options = files.flatten(config.replace(algo=without_numbers))
     return json.dumps(
         {
-            "files": [digest_of(PACKAGE), digest_of(shipped.FOLDER), *sorted(files.executed)],
+            "files": [digest_of(PACKAGE), *sorted(files.executed)],
             "versions": versions(),
             "libraries": [last_change(name) for name in ("flax", "optax", "chex", "gymnax")],
             "config": {name: x for name, x in options.items() if name not in NOT_COMPILED_IN},
