@@ -309,6 +309,13 @@ class Misinformed(Informed):
         return *super().step(action)[:4], {"action_mask": [1, 0]}
 
 
+class Weighing(Informed):
+    """These numbers are none of which each says yes or no."""
+
+    def reset(self, **how):
+        return super().reset(**how)[0], {"action_mask": [0.2, 0.8, 0]}
+
+
 class Painted(Informed):
     """An image has no place for a mask."""
 
@@ -319,7 +326,7 @@ class Painted(Informed):
         return np.zeros((8, 8, 3), np.uint8)
 
 
-KINDS = (Cards, OtherCards, Throttle, Asked, Asking, Informed, Misinformed, Painted)
+KINDS = (Cards, OtherCards, Throttle, Asked, Asking, Informed, Misinformed, Weighing, Painted)
 
 
 @pytest.fixture
@@ -380,10 +387,13 @@ def test_a_mask_that_is_told_beside_the_observations_of_gymnasium_is_heeded(kind
         np.testing.assert_array_equal(obs["action_mask"], one.unwrapped.mask)
 
 
-def test_a_told_mask_of_another_size_is_an_error_and_an_image_has_none(cards):
+def test_a_told_mask_that_is_none_is_an_error_and_an_image_has_none(cards):
     said = r"info\['action_mask'\] has the shape \(2,\); it should be \(3,\), a number for"
     with pytest.raises(RunError, match=said):
         envs.make("gymnasium:Misinformed-v0")
+    said = r"info\['action_mask'\] is \[0.2 0.8 0. \]; it should be 1 or 0 for each action"
+    with pytest.raises(RunError, match=said):
+        envs.make("gymnasium:Weighing-v0")
     spec = envs.make("gymnasium:Painted-v0").spec
     assert (spec.observation_shape, spec.action_mask) == ((8, 8, 3), False)
 

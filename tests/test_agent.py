@@ -212,6 +212,7 @@ def test_what_no_agent_can_play_is_told_in_one_line():
         (agent.evaluate, {"greedy": "no"}, "greedy='no' should be True or False"),
         (agent.evaluate_in_gymnasium, {"greedy": None}, "greedy=None should be True or False"),
         (agent.record, {"greedy": "no"}, "greedy='no' should be True or False"),
+        (agent.record, {"greedy": 1, "games": 10**6}, "greedy=1 should be True or False"),
     ):
         with pytest.raises(RunError, match=re.escape(said)):
             play(**wrong)

@@ -217,7 +217,8 @@ def test_an_environment_on_the_host_is_not_played_here():
             {"action": gymnasium.spaces.Discrete(2)},
             "spec.action is of type gymnasium.spaces.discrete.Discrete; it should be a Discrete",
         ),
-        ({"action": Discrete(0)}, "spec.action.n=0 should be a whole number of at least 1"),
+        ({"action": Discrete(0)}, "spec.action.n=0 should be a whole number from 1 to 2147483647"),
+        ({"action": Discrete(2**31)}, "n=2147483648 should be a whole number from 1 to 2147483647"),
         ({"action": Discrete(2.0)}, "spec.action.n=2.0 should be a whole number"),
         (
             {"action": gymnasium.spaces.MultiDiscrete([2])},

@@ -397,9 +397,17 @@ def test_an_observation_of_a_wrong_shape_is_told_with_the_right_one(agent, shape
 
 
 def test_what_is_no_array_of_numbers_is_no_observation(agent):
-    for wrong in ("left", [1.0, "x", 0.0, 0.0], [[1.0], [1.0, 2.0]]):
+    texts = ["1", "0", "0", "0"]
+    for wrong in ("left", [1.0, "x", 0.0, 0.0], [[1.0], [1.0, 2.0]], [None] * 4, texts, [1j] * 4):
         with pytest.raises(RunError, match="this is no observation of CartPole-v1: "):
             agent.act(wrong)
+
+
+@pytest.mark.parametrize("of", [jax.jit, jax.vmap])
+def test_within_a_program_of_ones_own_an_agent_says_that_it_acts_outside(agent, of):
+    for asked in (agent.act, agent.outputs):
+        with pytest.raises(RunError, match=r"within jax\.jit, .*; call it outside"):
+            of(asked)(jnp.zeros((1, 4)))
 
 
 def test_numbers_that_bytes_cannot_hold_are_no_observation():

@@ -337,7 +337,8 @@ def test_what_is_no_observation_is_refused_in_the_words_of_the_agent(name, folde
     agent, _, policy = exported(name, folder)
     spec = CASES[name].spec
     shape, of_bytes = spec.observation_shape, spec.observation_dtype == np.uint8
-    wrong = ["left", np.full(shape, "x"), [[1.0], [1.0, 2.0]], None, np.zeros((2, 2, *shape))]
+    wrong = ["left", np.full(shape, "x"), None, np.full(shape, None), [[1.0], [1.0, 2.0]]]
+    wrong += [np.zeros((2, 2, *shape))]
     wrong += [np.zeros((*shape[:-1], 50)), np.zeros(())] if shape else []
     wrong += [np.full(shape, x) for x in (0.5, 300, -1, np.nan)] if of_bytes else []
     for obs in wrong:

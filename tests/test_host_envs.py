@@ -742,6 +742,11 @@ def test_what_an_environment_behind_gymnasiums_time_limit_lacks_is_told(kwargs, 
     ("spaces_of_it", "said"),
     [
         ({"obs": spaces.Tuple([spaces.Box(0, 1, (8, 8, 3))])}, "observes Tuple.*; .* without imag"),
+        (
+            {"obs": spaces.Discrete(10**9)},
+            r"observes Discrete\(10{9}\), as a vector of 1,000,000,000 nu.* at most 10,000,000 a",
+        ),
+        ({"obs": spaces.Dict(a=spaces.MultiDiscrete([2**30] * 2))}, "of 2,147,483,648 numbers"),
         ({"obs": spaces.Sequence(spaces.Discrete(2))}, "observes Sequence.*; Discrete, MultiDisc"),
         (
             {"obs": spaces.Dict(a=spaces.Text(3))},

@@ -28,6 +28,7 @@ import pytest
 
 from jaxrl_scale.config import Config
 from jaxrl_scale.errors import RunError
+from jaxrl_scale.parallel import machine
 from jaxrl_scale.parallel.peers import Peers
 from jaxrl_scale.records import past_run, provenance, row_writer, run_directory, terminal, wandb_log
 from jaxrl_scale.records import rows as records
@@ -616,8 +617,9 @@ def test_a_disk_that_is_full_for_tensorboard_is_told_and_hangs_nothing(run, monk
     with pytest.raises(RunError, match=r"cannot write .*tensorboard: No space left"):
         sink.log(row(1))
     with pytest.raises(RunError, match=r"cannot write .*tensorboard: No space left"):
-        sink.close(None, 74)
+        sink.close(summary(), 0)
     assert sink._file.closed
+    assert not (run.path / "summary.json").exists(), "a run that is done is not resumed any more"
     with pytest.raises(OSError, match="No space left"):
         full.close()
 
@@ -926,6 +928,27 @@ def test_without_a_terminal_there_are_about_twenty_plain_lines():
     assert [int(line.split("%")[0]) for line in lines] == [1, *range(5, 101, 5)]
     assert lines[10] == " 50%         50,000 steps     500 steps/s  return     62.5      1:40 left"
     assert "\x1b" not in stream.getvalue()
+
+
+def test_output_that_is_closed_or_a_logger_of_ones_own_hinders_no_run(monkeypatch):
+    class Logger:
+        """As many programs put one in the place of standard output."""
+
+        def __init__(self):
+            self.text = ""
+
+        def write(self, text):
+            self.text += text
+
+        def flush(self):
+            pass
+
+    logger = Logger()
+    for output in (None, logger):
+        monkeypatch.setattr(sys, "stdout", output)
+        with machine.unheard(1):
+            terminal.Terminal(QUIET).start("headline")
+    assert logger.text == "headline\n"
 
 
 def test_the_bar_is_live_in_a_terminal_and_gives_the_cursor_back():

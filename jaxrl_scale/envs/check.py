@@ -292,7 +292,8 @@ def _check_actions(what: str, action: Any) -> None:
     """As `check_spec`, of the actions."""
     if isinstance(action, Discrete):
         if not _is_whole(action.n):
-            _refuse_value(what, "spec.action.n", action.n, "a whole number of at least 1")
+            should = f"a whole number from 1 to {INT32_MAX}"
+            _refuse_value(what, "spec.action.n", action.n, should)
     elif isinstance(action, MultiDiscrete):
         if not _is_shape(action.sizes) or not action.sizes:
             should = "a tuple of one or more whole numbers of at least 1, such as (3, 2)"

@@ -15,7 +15,7 @@ from gymnasium import spaces
 
 from jaxrl_scale.envs import gymnasium_spaces
 from jaxrl_scale.envs.gymnasium_spaces import MASK
-from jaxrl_scale.errors import RunError
+from jaxrl_scale.errors import RunError, one_line
 from jaxrl_scale.types import ActionSpace, Box
 
 _METHOD = "action_masks"
@@ -83,4 +83,9 @@ class Masked(gymnasium.Wrapper):
                 f"{self._what}: {where} has the shape {np.shape(mask)}; it should be "
                 f"({self._size},), a number for each action"
             )
-        return np.asarray(mask, np.int8)
+        told = np.asarray(mask)
+        if not ((told == 0) | (told == 1)).all():
+            raise RunError(
+                f"{self._what}: {where} is {one_line(told)}; it should be 1 or 0 for each action"
+            )
+        return told.astype(np.int8)

@@ -29,15 +29,13 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, iterate
 
-from jaxrl_scale.errors import RunError
+from jaxrl_scale.errors import RunError, one_line
 from jaxrl_scale.types import ActionSpace, Box, Discrete, MultiDiscrete
 
 
 def observation(what: str, space: Any) -> tuple[tuple[int, ...], Any]:
     """Shape and dtype of what an agent sees. Raises a `RunError` that begins with ``what`` where
     it would be more than one array."""
-    if isinstance(space, spaces.Discrete):
-        return (int(space.n),), np.float32
     if isinstance(space, spaces.Box) and space.shape:
         return space.shape, np.uint8 if space.dtype == np.uint8 else np.float32
     if not is_flat(space):
@@ -45,7 +43,19 @@ def observation(what: str, space: Any) -> tuple[tuple[int, ...], Any]:
             f"{what} observes {space}; Discrete, MultiDiscrete, MultiBinary and Box are supported, "
             "and Dict and Tuple of these without images"
         )
-    return (spaces.flatdim(space),), np.float32
+    size = int(spaces.flatdim(space))
+    if size > LONGEST_VECTOR:
+        raise RunError(
+            f"{what} observes {one_line(space)}, as a vector of {size:,} numbers, one for each "
+            f"value; at most {LONGEST_VECTOR:,} are supported, and a Box has one for such a number"
+        )
+    return (size,), np.float32
+
+
+LONGEST_VECTOR = 10**7
+"""The most numbers of a vector that is made of an observation. Where there are more, as with hashes
+or times in a ``Discrete``, a few environments would fill the memory before anything could say so.
+"""
 
 
 def is_flat(space: Any) -> bool:

@@ -150,8 +150,15 @@ class Agent:
         spec = self.env.spec
         try:
             given = np.asarray(obs)
+            if given.dtype.kind in "OUSc":  # NumPy makes NaN of None, and numbers of texts
+                raise TypeError(f"an array of {given.dtype}, not of numbers")
             with np.errstate(invalid="ignore"):  # NaN is no whole number, as is told below
                 obs = given.astype(spec.observation_dtype, copy=False)
+        except jax.errors.TracerArrayConversionError:
+            raise RunError(
+                "an agent acts on the values of observations, which have none within jax.jit, "
+                "jax.vmap and the like; call it outside of them, with a whole batch"
+            ) from None
         except (TypeError, ValueError, OverflowError) as error:
             raise RunError(f"this is no observation of {spec.id}: {error}") from None
         if obs.dtype.kind != "f" and (unlike := obs != given).any():
@@ -287,6 +294,7 @@ class Agent:
         that has ended stands still until all have. Of games on the host these are the first
         `film.LONGEST_VIDEO` frames."""
         seed, games = given_number("seed", seed, 0), given_number("games", games)
+        greedy = given_bool("greedy", greedy)
         env: Any = self.env
 
         def act(obs: np.ndarray, is_first: np.ndarray) -> np.ndarray:

@@ -119,7 +119,8 @@ def free_port() -> int:
 @contextlib.contextmanager
 def unheard(descriptor: int) -> Iterator[None]:
     """Discard whatever C++ code writes to a file descriptor in this block."""
-    sys.stdout.flush()
+    if sys.stdout is not None:  # a program that trains may have closed it
+        sys.stdout.flush()
     kept = os.dup(descriptor)
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), descriptor)

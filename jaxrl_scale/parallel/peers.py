@@ -460,7 +460,7 @@ class Peers:
         by = "" if k is None or k == self.process_id else f"ended by {self.name(k)}: "
         whose = f"{self.name()}: " if self.several else ""
         _print(f"error: {whose}{by}{failure.message}")
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or None
             sys.stdout.flush()
         os._exit(failure.status)
 

@@ -332,6 +332,8 @@ def checked(obs):
     """The observations, of dtype {dtype}. A ValueError says why something else is none."""
     try:
         given = np.asarray(obs)
+        if given.dtype.kind in "OUSc":
+            raise TypeError(f"an array of {{given.dtype}}, not of numbers")
         with np.errstate(invalid="ignore"):
             obs = given.astype(np.{dtype})
     except (TypeError, ValueError, OverflowError) as error:

@@ -107,6 +107,8 @@ class RowWriter:
                 last.enter_context(io_errors(self._run.tensorboard))
                 last.callback(self._events.close)
             if summary is not None:
+                if self._events:  # the summary comes last, as it says that the run is done
+                    self._events.flush()
                 self._run.write_json("summary.json", dict(summary))
             self.sync()
 

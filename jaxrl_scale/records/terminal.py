@@ -5,6 +5,7 @@ All of it goes to standard output. The numbers are those of the rows (`jaxrl_sca
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -57,8 +58,10 @@ class Terminal:
     ):
         self._config = config
         self._total = config.num_iterations
-        self._stream = stream or sys.stdout
-        self._live = self._stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+        # A program that trains may have closed its output, or have put a logger in its place.
+        self._stream = stream or sys.stdout or io.StringIO()
+        is_terminal = getattr(self._stream, "isatty", lambda: False)()
+        self._live = is_terminal and os.environ.get("TERM", "dumb") != "dumb"
         self._make_bar = bar or (partial(_LiveBar, self._stream) if self._live else None)
         self._bar: Bar | None = None
         self._printed = -1  # twentieths of the run that have had their plain line
