@@ -36,8 +36,9 @@ def _random_orthonormal(key: Key, longer: int, shorter: int, dtype: jnp.dtype) -
     """``[shorter, longer]``"""
     # For hidden layers of the usual widths it is filled up to a square: then neighbouring layers
     # have equal kernels, which XLA compiles once. CartPole starts a quarter of a second earlier for
-    # it, of five.
-    rows = longer if longer in _USUAL_WIDTHS else shorter
+    # it, of five. Two rows at least: XLA does away with a loop of one round, and then fuses what
+    # stands in it with what is done with the weights (docs/exactness.md).
+    rows = longer if longer in _USUAL_WIDTHS else max(shorter, 2)
     numbers = jax.random.normal(key, (longer * rows,), dtype)
     vectors = numbers[: longer * shorter].reshape(longer, shorter).T
     filled = jnp.pad(vectors, ((0, rows - shorter), (0, 0)), constant_values=1)
