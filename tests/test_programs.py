@@ -360,6 +360,7 @@ def test_a_config_file_counts_by_what_it_returns_unless_it_does_more(tmp_path, m
     path.write_text(text)
     assert files.read_file(path) == TINY
     assert files.executed == set()
+    assert files.only_returns(rb'"A backslash that Python warns of: \d"')
     path.write_text(text + "\nimport jax\n")
     assert files.read_file(path) == TINY
     assert len(files.executed) == 1

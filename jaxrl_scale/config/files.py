@@ -9,6 +9,7 @@ import json
 import os
 import re
 import runpy
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,8 @@ def only_returns(text: bytes) -> bool:
     with the package. Then all that it decides is in the config that it returns. It imports from the
     package, defines functions, and calls nothing but classes of the name ``Config``."""
     try:
-        nodes = list(ast.walk(ast.parse(text)))
+        with warnings.catch_warnings(action="ignore"):  # which Python gives when the file is run
+            nodes = list(ast.walk(ast.parse(text)))
     except (SyntaxError, ValueError):  # a zero byte
         return False
 
