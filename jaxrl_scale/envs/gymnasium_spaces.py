@@ -32,6 +32,11 @@ from gymnasium.vector.utils import batch_space, iterate
 from jaxrl_scale.errors import RunError, one_line
 from jaxrl_scale.types import ActionSpace, Box, Discrete, MultiDiscrete
 
+LONGEST_VECTOR = 10**7
+"""The most numbers of a vector that is made of an observation. Where there are more, as with hashes
+or times in a ``Discrete``, a few environments would fill the memory before anything could say so.
+"""
+
 
 def observation(what: str, space: Any) -> tuple[tuple[int, ...], Any]:
     """Shape and dtype of what an agent sees. Raises a `RunError` that begins with ``what`` where
@@ -50,12 +55,6 @@ def observation(what: str, space: Any) -> tuple[tuple[int, ...], Any]:
             f"value; at most {LONGEST_VECTOR:,} are supported, and a Box has one for such a number"
         )
     return (size,), np.float32
-
-
-LONGEST_VECTOR = 10**7
-"""The most numbers of a vector that is made of an observation. Where there are more, as with hashes
-or times in a ``Discrete``, a few environments would fill the memory before anything could say so.
-"""
 
 
 def is_flat(space: Any) -> bool:
