@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import algorithms
@@ -24,6 +25,8 @@ from test_throwaway_algorithms import make_recurrent
 
 from jaxrl_scale import load
 from jaxrl_scale.algos import pqn
+from jaxrl_scale.config import files
+from jaxrl_scale.envs.scores import normalized
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.loop import evaluator, host_rollout, stop
 from jaxrl_scale.loop.evaluator import HostEvaluator
@@ -571,6 +574,20 @@ def test_gymnasiums_cartpole_is_solved():
         state, _ = runner.step(state)
     runner.close()
     assert runner.evaluate(state)["eval"].returns.mean() >= 450
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@needs_envpool
+def test_pong_is_won_without_a_gpu():
+    """The whole of configs/pong.py, which takes 11 minutes on two cores. People score 14.6."""
+    config = files.read_file(Path(__file__).parent.parent / "configs" / "pong.py")
+    runner = runner_of(config.replace(devices=2))
+    state = runner.init()
+    for _ in range(config.num_iterations):
+        state, _ = runner.step(state)
+    runner.close()
+    assert normalized(config.env, runner.evaluate(state)["eval"].returns.mean()) >= 1
 
 
 # --- the loop -----------------------------------------------------------------------------------
