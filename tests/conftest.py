@@ -60,7 +60,10 @@ def forget_compiled_programs():
 @pytest.fixture(autouse=True)
 def settings_left_alone():
     """No test leaves JAX with other settings for those that happen to come after it."""
-    names = ("jax_default_matmul_precision", "jax_enable_x64", "jax_compilation_cache_dir")
+    names = (
+        *("jax_default_matmul_precision", "jax_enable_x64", "jax_compilation_cache_dir"),
+        "jax_use_shardy_partitioner",
+    )
     before = [jax.config.values[name] for name in names]
     yield
     assert [jax.config.values[name] for name in names] == before

@@ -42,6 +42,14 @@ POLE, GAME = "brax:inverted_pendulum", "craftax:Craftax-Classic-Symbolic-v1"
 PUZZLE = "jumanji:Game2048-v1"
 
 
+@pytest.fixture(autouse=True)
+def partitioner_given_back():
+    """With JAX 0.11 making an environment of Brax or Playground changes XLA's partitioner."""
+    before = jax.config.values["jax_use_shardy_partitioner"]
+    yield
+    jax.config.update("jax_use_shardy_partitioner", before)
+
+
 def made(name, **kwargs):
     pytest.importorskip(LIBRARIES[name.partition(":")[0]])
     return envs.make(name, **kwargs)
