@@ -650,6 +650,8 @@ def test_the_config_of_a_run_that_is_resumed_cannot_change_its_result(tmp_path):
         train(config.replace(iterations=11), resume=tmp_path / "run")
     with pytest.raises(RunError, match="does not exist"):
         train(config, resume=tmp_path / "nowhere")
+    with pytest.raises(RunError, match=r"^config=\{'seed': 9\} should be an instance of jaxrl_sc"):
+        train({"seed": 9}, resume=tmp_path / "run")
     for name in ("", "a/../../b", "/a", "a\0b", None):
         with pytest.raises(RunError, match=r"^name=.* should be a text that names a folder within"):
             train(config, name=name)

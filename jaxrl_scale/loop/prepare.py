@@ -14,7 +14,7 @@ from typing import Any
 import jax
 from rich.filesize import decimal
 
-from jaxrl_scale.config import Config, check, check_algo, command_line, files
+from jaxrl_scale.config import Config, check, check_algo, check_kind, command_line, files
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.loop.protocol import Runner
 from jaxrl_scale.parallel.backend import CACHE_FOLDER, CACHE_FROM, keep_programs
@@ -30,6 +30,7 @@ def checked(config: Config | None, resume: str | Path | None) -> Config:
     if resume is not None:
         started = files.read_config(Path(resume) / "config.json")
         config = started if config is None else config
+        check_kind(config)
         check_algo(config.algo)
         command_line.check_resume(started, files.flatten(as_stored(config)), dashes="")
     if config is None:
