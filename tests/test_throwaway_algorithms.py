@@ -277,6 +277,13 @@ def test_a_key_in_the_state_of_an_algorithm_is_an_error(monkeypatch):
         runner_of(small(devices=1), probes.Both(), algo, monkeypatch)
 
 
+def test_an_empty_array_in_the_state_of_an_algorithm_is_an_error(monkeypatch):
+    empty = jnp.zeros((8, 0))
+    algo = changed(init_carry=lambda: empty, act=lambda action, _, extras: (action, empty, extras))
+    with pytest.raises(RunError, match=r"^local/carry is an empty array; leave it out"):
+        runner_of(small(devices=1), probes.Both(), algo, monkeypatch)
+
+
 @pytest.mark.parametrize(
     "name",
     [

@@ -65,6 +65,8 @@ def beginning(begun: PyTree) -> None:
                 f"{name} is a key; keep its words, jax.random.key_data(key), and make a key of "
                 "them by jax.random.wrap_key_data"
             )
+        if 0 in getattr(x, "shape", ()):
+            raise RunError(f"{name} is an empty array; leave it out")
 
 
 def playing(algo: Algorithm, spec: EnvSpec, options: Any) -> None:
