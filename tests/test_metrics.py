@@ -872,10 +872,10 @@ def test_a_wandb_server_that_never_answers_leaves_the_run_offline(tmp_path, monk
 # --- the terminal ---------------------------------------------------------------------------
 
 
-def in_terminal(command):
-    """Run a command in a terminal of 80 columns; what it prints, a prompt included."""
+def in_terminal(command, columns=80):
+    """Run a command in a terminal of so many columns; what it prints, a prompt included."""
     master, slave = os.openpty()
-    environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}
+    environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": str(columns), "LINES": "24"}
     ends = {"stdin": slave, "stdout": slave, "stderr": slave}
     with subprocess.Popen(command, cwd=REPOSITORY, env=environment, **ends) as process:
         os.close(slave)
@@ -973,6 +973,34 @@ shown.finish("finished", summary(), {"run directory": "runs/x"})
     assert "run directory     │ runs/x" in text
     assert all(len(line) <= 80 for line in re.split("[\r\n]", text))
     assert output.rindex("\x1b[?25h") > output.rindex("\x1b[?25l")
+
+
+@pytest.mark.parametrize(
+    ("columns", "shown"),
+    [
+        (60, "evaluating  42% 1.05M steps return -1,187 3:01:10 left"),
+        (40, "evaluating 42% return -1,187"),
+        (20, "evaluating 42%"),
+    ],
+)
+def test_a_narrow_terminal_shows_whole_numbers_and_no_table(columns, shown):
+    code = """
+import time
+from jaxrl_scale.records import terminal
+from tests.test_metrics import QUIET, row, summary
+shown = terminal.Terminal(QUIET)
+shown.start("headline")
+shown.phase("evaluating")
+shown.update(row(42, env_steps=1_050_000, steps_per_second=133.4, return_100=-1187.3))
+time.sleep(0.5)
+shown.finish("finished", summary(), {"run directory": "runs/x"})
+"""
+    output = in_terminal([sys.executable, "-W", "error", "-c", code], columns)
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", output)
+    bars = [" ".join(line.split()) for line in re.split("[\r\n]", text)]
+    assert " ".join(shown.split()) in bars, text
+    assert "  evaluation return  490.2  (95% interval 481.2 to 499.8; 128 episodes)\n" in text
+    assert text.endswith("  run directory      runs/x\n")
 
 
 def test_the_final_table_of_one_agent():

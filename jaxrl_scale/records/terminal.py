@@ -21,7 +21,9 @@ NONE = "-"
 """What stands in the place of a number that there is none of, in all tables and pages."""
 _PLAIN_LINES = 20
 _WORST_AGENTS = 3
-_NARROW = 66  # columns of a terminal: with fewer there is no room for the bar
+_NARROW = 66  # columns of a terminal: with fewer there is no room for the bar, nor for a table
+_COUNTS = 60  # with fewer there is none for the steps and the time left
+_SCORE = 36  # nor, with so few, for the return
 
 
 class Bar(Protocol):
@@ -114,7 +116,7 @@ class Terminal:
         """Print the final table: the summary, and where to find the rest."""
         self.close()
         lines = [*summary_lines(summary), *places.items()]
-        if self._live:
+        if self._live and _columns(self._stream) >= _NARROW:
             with self._while_read():
                 _print_table(self._stream, title, lines)
         else:
@@ -160,17 +162,19 @@ class _LiveBar:
         def column(text: str) -> TextColumn:
             return TextColumn(text, table_column=Column(no_wrap=True))
 
-        wide = console.width >= _NARROW
+        shown = {
+            SpinnerColumn(finished_text=" "): _NARROW,
+            column("[bold]{task.description}"): 0,
+            BarColumn(bar_width=None): _NARROW,
+            column("[bold]{task.percentage:>3.0f}%"): 0,
+            column("[cyan]{task.fields[steps]}[/] steps"): _COUNTS,
+            column("[cyan]{task.fields[rate]}[/]/s"): _NARROW,
+            column("return [green]{task.fields[score]}[/]"): _SCORE,
+            column("[yellow]{task.fields[left]}[/] left"): _COUNTS,
+        }
         self._total = config.num_iterations
         self._bar = Narrow(
-            *([SpinnerColumn(finished_text=" ")] if wide else []),
-            column("[bold]{task.description}"),
-            *([BarColumn(bar_width=None)] if wide else []),
-            column("[bold]{task.percentage:>3.0f}%"),
-            column("[cyan]{task.fields[steps]}[/] steps"),
-            *([column("[cyan]{task.fields[rate]}[/]/s")] if wide else []),
-            column("return [green]{task.fields[score]}[/]"),
-            column("[yellow]{task.fields[left]}[/] left"),
+            *(part for part, least in shown.items() if console.width >= least),
             console=console,
             expand=True,
             transient=True,
@@ -199,6 +203,13 @@ class _LiveBar:
 
     def stop(self) -> None:
         self._bar.stop()
+
+
+def _columns(stream: TextIO) -> int:
+    """How many columns a terminal has."""
+    from rich.console import Console
+
+    return Console(file=stream).width
 
 
 def _print_table(stream: TextIO, title: str, lines: list[tuple[str, str]]) -> None:
