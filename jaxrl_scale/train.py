@@ -227,7 +227,7 @@ def loop(
         closing(runner),
         run_directory.entered(config, name, resume, peers) as directory,
         compiled_meanwhile(
-            runner, peers, backend.keeps_programs(), fresh=not resume and start is None
+            config, runner, peers, backend.keeps_programs(), fresh=not resume and start is None
         ) as wait_for_compiler,
         Log(config, directory, peers, clock, advice, on_row) as log,
         closing(

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -687,6 +688,55 @@ def test_train_gives_the_settings_of_jax_back(tmp_path, monkeypatch):
         for name, value in zip(names, before, strict=True):
             jax.config.update(name, value)
     assert seen == 2 * [("highest", False)]
+
+
+def test_runs_in_two_threads_have_each_its_settings_and_give_those_of_jax_back(
+    tmp_path, counting, monkeypatch
+):
+    """The first one compiles while the second one trains, and ends before it."""
+    here = threading.current_thread()
+    compiles, others, seen, over = (threading.Event() for _ in range(4))
+    precisions = []
+
+    def compile(self, fresh):
+        self.compiled = True
+        if not compiles.is_set():
+            compiles.set()
+            assert others.wait(60)
+            precisions.append(jax.config.jax_default_matmul_precision)
+            precisions.append(jnp.zeros(1, float).dtype)
+            seen.set()
+
+    def trains(metrics):
+        if threading.current_thread() == here:
+            others.set()
+            assert seen.wait(60)
+            assert over.wait(60)
+            assert not jax.config.values["jax_enable_x64"]
+        return metrics
+
+    def first():
+        train(config_of(tmp_path / "first", matmul_precision="high"))
+        over.set()
+
+    monkeypatch.setattr(Counter, "compile", compile)
+    monkeypatch.setattr(counting, "at", {1: trains})
+    names = ("jax_default_matmul_precision", "jax_enable_x64")
+    before = [jax.config.values[name] for name in names]
+    theirs = ["bfloat16", True]
+    try:
+        for name, value in zip(names, theirs, strict=True):
+            jax.config.update(name, value)
+        thread = threading.Thread(target=first)
+        thread.start()
+        assert compiles.wait(60)
+        train(config_of(tmp_path / "second"))
+        thread.join()
+        assert [jax.config.values[name] for name in names] == theirs
+    finally:
+        for name, value in zip(names, before, strict=True):
+            jax.config.update(name, value)
+    assert precisions == ["high", np.float32]
 
 
 @pytest.mark.usefixtures("counting")

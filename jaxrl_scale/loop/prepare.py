@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -17,7 +18,7 @@ from rich.filesize import decimal
 from jaxrl_scale.config import Config, check, check_algo, check_kind, command_line, files
 from jaxrl_scale.errors import RunError
 from jaxrl_scale.loop.protocol import Runner
-from jaxrl_scale.parallel.backend import CACHE_FOLDER, CACHE_FROM, keep_programs
+from jaxrl_scale.parallel.backend import CACHE_FOLDER, CACHE_FROM, keep_programs, settings_of
 from jaxrl_scale.parallel.machine import free_memory, processor_features
 from jaxrl_scale.parallel.peers import Peers
 from jaxrl_scale.records import provenance
@@ -108,23 +109,40 @@ def check_memory(state: Any, devices: tuple[jax.Device, ...]) -> None:
     )
 
 
+_trainings: list[object] = []  # those that go on in this process, in the order of their beginnings
+_found: list[dict[str, Any]] = []  # the settings that each of them is to leave behind
+_changing = threading.Lock()
+
+
 @contextmanager
 def jax_settings_restored() -> Iterator[None]:
     """Give whoever trains within a program of their own the precision of their numbers and products
     and their compilation cache back, which `jaxrl_scale.parallel.backend.initialize` changes, and
-    their partitioner, which `jaxrl_scale.envs.brax_adapter` does."""
+    their partitioner, which `jaxrl_scale.envs.brax_adapter` does. Of trainings in several threads
+    one that ends before another that began later leaves this to that one, which needs them as they
+    are."""
     names = (
         *("jax_default_matmul_precision", "jax_enable_x64", "jax_use_shardy_partitioner"),
         *(CACHE_FOLDER, CACHE_FROM),
     )
-    with ThreadPoolExecutor(1) as thread:  # a block of code has settings in its own thread alone
-        before = thread.submit(lambda: {name: jax.config.values[name] for name in names}).result()
+    mine = object()
+    with _changing, ThreadPoolExecutor(1) as thread:  # a block's settings are its own thread's
+        found = thread.submit(lambda: {name: jax.config.values[name] for name in names}).result()
+        _trainings.append(mine)
+        _found.append(found)
     try:
         yield
     finally:
-        keep_programs({name: before.pop(name) for name in (CACHE_FOLDER, CACHE_FROM)})
-        for name, value in before.items():
-            jax.config.update(name, value)
+        with _changing:
+            place = _trainings.index(mine)
+            del _trainings[place]
+            if place < len(_trainings):
+                del _found[place + 1]  # those of this training
+            else:
+                before = _found.pop()
+                keep_programs({name: before.pop(name) for name in (CACHE_FOLDER, CACHE_FROM)})
+                for name, value in before.items():
+                    jax.config.update(name, value)
 
 
 @contextmanager
@@ -140,16 +158,22 @@ def programs_forgotten() -> Iterator[None]:
 
 @contextmanager
 def compiled_meanwhile(
-    runner: Runner, peers: Peers, cache_is_used: bool, fresh: bool
+    config: Config, runner: Runner, peers: Peers, cache_is_used: bool, fresh: bool
 ) -> Iterator[Callable[[], None]]:
     """Compile in a thread while the block goes on; the block calls what it is given to wait.
 
     Args:
+      config: that of the run, whose settings of JAX the thread has, whatever other threads train.
       cache_is_used: whether compiled programs are kept in a folder.
       fresh: whether the run begins at the beginning.
     """
+
+    def compile() -> None:
+        with settings_of(config):
+            compile_in_turn(runner, peers, cache_is_used, fresh)
+
     with ThreadPoolExecutor(1, thread_name_prefix="compile") as thread:
-        yield thread.submit(compile_in_turn, runner, peers, cache_is_used, fresh).result
+        yield thread.submit(compile).result
 
 
 def compile_in_turn(runner: Runner, peers: Peers, cache_is_used: bool, fresh: bool) -> None:
