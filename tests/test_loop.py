@@ -616,6 +616,16 @@ def test_an_argument_of_another_kind_is_refused_before_the_run_starts(given, sai
 
 
 @pytest.mark.usefixtures("counting")
+@pytest.mark.parametrize("option", ["run_dir", "init_from"])
+def test_a_home_that_is_not_known_is_refused_before_the_run_starts(option, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = config_of(tmp_path / "run").replace(**{option: "~who-is-that/x"})
+    with pytest.raises(RunError, match=r"^~who-is-that in ~who-is-that/x is no known home; write"):
+        train(config)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("counting")
 def test_a_finished_run_goes_on_where_more_iterations_are_asked_for(tmp_path):
     # Without a schedule a longer run begins exactly like a shorter one.
     algo = ppo.Config(lr_schedule="constant")

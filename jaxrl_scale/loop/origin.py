@@ -65,7 +65,8 @@ def find(
     saved, before = peers.gather("origin of the run", known)[0]
     if saved:
         return Origin(agents, {})
-    path = Path(before["run_dir"] if before else config.init_from).expanduser().absolute()
+    named = Path(before["run_dir"] if before else config.init_from)
+    path = run_directory.expanded(named).absolute()
     agents = state.agents(config) if agents is None else agents
     policies, record = _read(config, spec, path, len(agents.seeds))
     if before and before["digest"] != record["digest"]:
@@ -84,7 +85,7 @@ def policy(config: Config) -> dict[str, Any]:
     and the digest of its arrays. Raises a `RunError` as `find` does, and where that run has several
     agents."""
     spec = config.make_env().spec
-    path = Path(config.init_from or "").expanduser().absolute()
+    path = run_directory.expanded(Path(config.init_from or "")).absolute()
     _, record = _read(config, spec, path, 1)
     return {name: record[name] for name in ("iteration", "digest")}
 

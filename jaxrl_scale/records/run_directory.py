@@ -479,5 +479,16 @@ def short(path: Path) -> str:
         return str(path)
 
 
+def expanded(path: Path) -> Path:
+    """A path that may begin with ``~``."""
+    try:
+        return path.expanduser()
+    except RuntimeError:  # nobody has that name, or this user has no home, as in a container
+        raise RunError(
+            f"{path.parts[0]} in {path} is no known home; write the path of the folder, or "
+            f"./{path} for a folder of that name"
+        ) from None
+
+
 def _absolute(path: Path) -> Path:
-    return Path(os.path.abspath(path.expanduser()))
+    return Path(os.path.abspath(expanded(path)))
