@@ -996,6 +996,9 @@ def test_a_config_file_that_does_not_exist_is_refused_with_the_nearest(write):
     assert refused("--config=link.py") == "config file link.py does not exist"
     assert refused("--config=.") == "config file . is a directory; give one of its Python files"
     assert "is a directory" in refused("--config=")
+    assert refused("--config=/dev/null") == (
+        "config file /dev/null is a pipe or a device; give a Python file"
+    )
 
 
 def test_another_algorithm_has_its_own_defaults_and_the_same_keeps_the_files(write):
@@ -1100,6 +1103,9 @@ def test_a_run_directory_that_is_none_is_refused(run, tmp_path):
     file.touch()
     assert refused("--resume", str(file)) == (
         f"{file} is a file; give the run directory that holds it"
+    )
+    assert refused("--resume=/dev/null") == (
+        "/dev/null is a pipe or a device; give a run directory"
     )
 
 

@@ -64,6 +64,8 @@ def returned_by(path: Path, kind: str, folder: Path, name: str, wanted: type, sa
         raise_if_hidden(path)
         if path.is_dir():
             raise RunError(f"{what} is a directory; give one of its Python files")
+        if path.exists() and not path.is_file():
+            raise RunError(f"{what} is a pipe or a device; give a Python file")
         if not path.is_file():
             near = _nearest_path(path, "*.py") or _of_the_name(path, folder)
             raise RunError(f"{what} does not exist{near}")
@@ -208,6 +210,8 @@ def read_config(path: Path, look: bool = False) -> Config:
         raise_if_hidden(path)
         if path.parent.is_file():
             raise RunError(f"{path.parent} is a file; give the run directory that holds it")
+        if path.parent.exists() and not path.parent.is_dir():
+            raise RunError(f"{path.parent} is a pipe or a device; give a run directory")
         if not path.parent.is_dir():
             near = _nearest_path(path.parent, "*")
             raise RunError(f"run directory {path.parent} does not exist{near}")
