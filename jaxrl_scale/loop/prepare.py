@@ -109,8 +109,9 @@ def check_memory(state: Any, devices: tuple[jax.Device, ...]) -> None:
     )
 
 
-_trainings: list[object] = []  # those that go on in this process, in the order of their beginnings
-_found: list[dict[str, Any]] = []  # the settings that each of them is to leave behind
+_found: list[dict[str, Any]] = []
+"""The settings that each training of this process is to leave behind, in the order of their
+beginnings."""
 _changing = threading.Lock()
 
 
@@ -125,23 +126,20 @@ def jax_settings_restored() -> Iterator[None]:
         *("jax_default_matmul_precision", "jax_enable_x64", "jax_use_shardy_partitioner"),
         *(CACHE_FOLDER, CACHE_FROM),
     )
-    mine = object()
     with _changing, ThreadPoolExecutor(1) as thread:  # a block's settings are its own thread's
         found = thread.submit(lambda: {name: jax.config.values[name] for name in names}).result()
-        _trainings.append(mine)
         _found.append(found)
     try:
         yield
     finally:
         with _changing:
-            place = _trainings.index(mine)
-            del _trainings[place]
-            if place < len(_trainings):
-                del _found[place + 1]  # those of this training
+            place = [settings is found for settings in _found].index(True)
+            del _found[place]
+            if place < len(_found):
+                _found[place].update(found)
             else:
-                before = _found.pop()
-                keep_programs({name: before.pop(name) for name in (CACHE_FOLDER, CACHE_FROM)})
-                for name, value in before.items():
+                keep_programs({name: found.pop(name) for name in (CACHE_FOLDER, CACHE_FROM)})
+                for name, value in found.items():
                     jax.config.update(name, value)
 
 
