@@ -206,9 +206,18 @@ def shown(value: Any) -> str:
 
 def given_path(name: str, value: Any) -> Path:
     """The path that a function was given as ``name``. It may begin with ``~``."""
-    if not isinstance(value, str | os.PathLike) or "\0" in str(value):
+    if not isinstance(value, str | os.PathLike) or not can_be_path(str(value)):
         raise RunError(f"{name}={shown(value)} should be a path")
     return Path(os.path.expanduser(value))
+
+
+def can_be_path(text: str) -> bool:
+    """Whether a file can have the name: it has no zero, and no half of a character. What Python
+    makes of a name that is no UTF-8 has halves that stand for its bytes."""
+    try:
+        return b"\0" not in text.encode(errors="surrogateescape")
+    except UnicodeEncodeError:
+        return False
 
 
 def given_number(name: str, value: Any, least: int = 1) -> int:

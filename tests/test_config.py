@@ -3,6 +3,7 @@
 import ast
 import inspect
 import json
+import os
 import re
 import subprocess
 import sys
@@ -410,7 +411,7 @@ def test_what_a_function_is_given_in_python_is_checked():
     assert options.given_path("run_dir", "~/x") == Path.home() / "x"
     assert options.given_path("run_dir", Path("x")) == Path("x")
     assert options.given_number("episodes", np.int32(3)) == 3
-    for wrong in (None, 3, ["x"], Config(), "a\0b"):
+    for wrong in (None, 3, ["x"], Config(), "a\0b", "a\ud800b"):
         with pytest.raises(RunError, match=r"^run_dir=.{1,60} should be a path$"):
             options.given_path("run_dir", wrong)
     for wrong in (0, -1, 2.5, "3", None, True, np.arange(2)):
@@ -418,10 +419,16 @@ def test_what_a_function_is_given_in_python_is_checked():
             options.given_number("episodes", wrong)
 
 
-@pytest.mark.parametrize("name", ["run_dir", "init_from"])
-def test_a_path_that_no_file_system_takes_is_refused(name):
-    with pytest.raises(RunError, match=f"^{name}='.*' should be the path of a folder, or none$"):
-        config.check(DEFAULTS.replace(**{name: "a\0b"}))
+@pytest.mark.parametrize("path", ["a\0b", "a\ud800b"])
+@pytest.mark.parametrize(
+    ("name", "without"),
+    [("run_dir", "none"), ("init_from", "none"), ("compilation_cache", "empty")],
+)
+def test_a_path_that_no_file_system_takes_is_refused(name, without, path):
+    said = f"^{name}='.*' should be the path of a folder, or {without}$"
+    with pytest.raises(RunError, match=said):
+        config.check(DEFAULTS.replace(**{name: path}))
+    config.check(DEFAULTS.replace(**{name: os.fsdecode(b"a\xffb")}))  # it is no UTF-8
 
 
 def test_a_number_of_too_many_digits_for_python_is_refused():

@@ -19,6 +19,7 @@ from jaxrl_scale import algos, envs
 from jaxrl_scale.errors import RunError, how_many, one_line
 from jaxrl_scale.options import (
     INT32_MAX,
+    can_be_path,
     check_divides,
     check_fields,
     largest_divisor,
@@ -311,8 +312,11 @@ def check_run(config: Config) -> None:
             )
     for name in ("run_dir", "init_from"):  # an unset variable of a shell would mean this folder
         path = getattr(config, name)
-        if path is not None and (not path or "\0" in path):
+        if path is not None and (not path or not can_be_path(path)):
             raise RunError(f"{name}={shown(path)} should be the path of a folder, or none")
+    cache = config.compilation_cache
+    if not can_be_path(cache):
+        raise RunError(f"compilation_cache={shown(cache)} should be the path of a folder, or empty")
     project = config.wandb_project
     if not 0 < len(project) <= 128 or set(project) & set(_NOT_IN_PROJECTS):
         raise RunError(
