@@ -256,7 +256,7 @@ def test_each_config_file_is_that_of_its_environment_and_algorithm():
     settings = {path: shipped.config_file(c.env, c.algo.name) for path, c in found.items()}
     others = {path.name for path, file in settings.items() if file != path}
     # `--env=Pong-v5` alone has the published options, not those for a computer without a GPU.
-    assert others == {"acrobot_scaling.py", "pong.py", "apex_pong.py", "impala_pong.py"}
+    assert others == {"acrobot_scaling.py", "pong.py", "apex_pong.py"}
 
 
 @pytest.mark.parametrize("kept", ["portable", "matmul_precision"])  # they exclude each other
