@@ -1,4 +1,4 @@
-"""Pong seen at 52 x 52 pixels: a computer without a GPU learns to win it in ten minutes.
+"""Pong seen at 52 x 52 pixels: a computer without a GPU learns to win it in eleven minutes.
 
     python -m jaxrl_scale.train --config configs/pong.py
     python -m jaxrl_scale.evaluate RUN_DIR --video pong.gif
